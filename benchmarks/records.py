@@ -33,7 +33,8 @@ COUNTS = ("aborts", "rebuilds", "kills", "killed_trainers", "killed_servers", "k
           "server_errors", "wrong_contents", "failed_starts", "served", "handovers", "probes",
           "probes_that_saw", "revocations", "faults", "refused", "undisturbed_runs", "stitched_ranges", "stitched_chunks",
           "stitched_chunks_mean", "touched_chunks", "kept_chunks", "runs", "steps", "discards",
-          "optimizer_in_vain", "discarding_steps", "collectives", "wrong", "timeouts", "pauses", "idle_share", "lost_points", "error_points")
+          "optimizer_in_vain", "discarding_steps", "collectives", "wrong", "timeouts", "pauses", "idle_share", "lost_points", "error_points",
+          "bytes_per_model", "bytes_per_request", "decisions_per_tick")
 BOUND = re.compile(r"(<=|>=|<|>)\s*([0-9.eE+-]+)")
 
 

@@ -14,16 +14,22 @@ namespace {
 
 constexpr std::size_t steps = 128;
 
-/// Masses on 0, h, …, steps·h of a distribution whose stop-loss function E[(X − x)+] is `stop_loss`; what
+using excesses = std::vector<distribution::excess>;
+
+excesses excesses_on_grid(distribution const& of, double h) {
+  return of.excesses(seconds{h}, steps + 2);
+}
+
+/// Masses on 0, h, …, steps·h of a distribution whose stop-loss function E[(X − x)+] at j·h is `stop_loss(j)`; what
 /// lies beyond is lost. Each bit of mass goes to the two grid points around it in proportion to
 /// nearness, which keeps the mean.
 template <typename StopLoss>
 std::vector<double> on_grid(double h, StopLoss const& stop_loss) {
   std::vector<double> result(steps + 1);
   double before = 0.0;
-  double here = stop_loss(0.0);
+  double here = stop_loss(0);
   for (std::size_t j = 0; j <= steps; ++j) {
-    double const after = stop_loss(static_cast<double>(j + 1) * h);
+    double const after = stop_loss(j + 1);
     double const mass = j == 0 ? 1.0 - (here - after) / h : (before - 2.0 * here + after) / h;
     result[j] = std::max(0.0, mass);
     before = here;
@@ -32,21 +38,28 @@ std::vector<double> on_grid(double h, StopLoss const& stop_loss) {
   return result;
 }
 
-std::vector<double> residual_on_grid(distribution const& l, double h) {
-  double const mean = l.mean().count();
+std::vector<double> on_grid(excesses const& of, double h) {
+  return on_grid(h, [&of](std::size_t j) { return of[j].mean; });
+}
+
+std::vector<double> residual_on_grid(excesses const& of, double mean, double h) {
   if (mean <= 0.0) {
     std::vector<double> zero(steps + 1);
     zero[0] = 1.0;
     return zero;
   }
-  return on_grid(h, [&](double x) { return l.square_excess_s2(seconds{x}) / (2.0 * mean); });
+  return on_grid(h, [&](std::size_t j) { return of[j].square / (2.0 * mean); });
 }
 
 std::vector<double> sum_of(std::vector<double> const& a, std::vector<double> const& b) {
   std::vector<double> result(steps + 1);
   for (std::size_t i = 0; i <= steps; ++i) {
-    for (std::size_t j = 0; a[i] > 0.0 && i + j <= steps; ++j) {
-      result[i + j] += a[i] * b[j];
+    if (double const weight = a[i]; weight > 0.0) {
+      double* const to = result.data() + i;
+      double const* const from = b.data();
+      for (std::size_t j = 0; j <= steps - i; ++j) {
+        to[j] += weight * from[j];
+      }
     }
   }
   return result;
@@ -80,16 +93,16 @@ attainment_model::attainment_model(distribution const& service, distribution con
                                 std::to_string(limit));
   }
   double const h = limit / static_cast<double>(steps);
-  auto const mean_excess = [](distribution const& l) {
-    return [&l](double x) { return l.mean_excess(seconds{x}).count(); };
-  };
-  service_residual_ = residual_on_grid(in_line, h);
-  behind_load_ = sum_of(residual_on_grid(load, h), on_grid(h, mean_excess(in_line)));
+  auto const own = excesses_on_grid(service, h);
+  auto const in_turn = excesses_on_grid(in_line, h);
+  auto const loading = excesses_on_grid(load, h);
+  service_residual_ = residual_on_grid(in_turn, in_line_mean_s_, h);
+  behind_load_ = sum_of(residual_on_grid(loading, load_mean_s_, h), on_grid(in_turn, h));
   within_.resize(steps + 1);
   for (std::size_t j = 0; j <= steps; ++j) {
-    within_[j] = service.cdf(seconds{static_cast<double>(steps - j) * h});
+    within_[j] = std::clamp(1.0 - own[steps - j].probability, 0.0, 1.0);
   }
-  cold_ = dot(on_grid(h, mean_excess(load)), within_);
+  cold_ = dot(on_grid(loading, h), within_);
 }
 
 // The always warm wait is a geometric number (ratio ρ) of residual services: w = (1 − ρ) Σ ρⁿ r*ⁿ,
@@ -98,12 +111,16 @@ attainment_model::masses attainment_model::waits(double utilisation) const {
   masses w(steps + 1);
   double const scale = 1.0 / (1.0 - utilisation * service_residual_[0]);
   w[0] = (1.0 - utilisation) * scale;
-  for (std::size_t n = 1; n <= steps; ++n) {
-    double sum = 0.0;
-    for (std::size_t j = 1; j <= n; ++j) {
-      sum += service_residual_[j] * w[n - j];
+  for (std::size_t n = 0; n <= steps; ++n) {
+    if (n > 0) {
+      w[n] *= utilisation * scale;  // all that is less has been added
     }
-    w[n] = utilisation * scale * sum;
+    double* const to = w.data() + n;
+    double const* const from = service_residual_.data();
+    double const weight = w[n];
+    for (std::size_t j = 1; j <= steps - n; ++j) {
+      to[j] += from[j] * weight;
+    }
   }
   return w;
 }
@@ -168,17 +185,38 @@ void objective::check() const {
   time("window", window);
 }
 
+namespace {
+
+/// The largest μ up to `limit` with Q(shape, μ) ≥ confidence, by Newton's method within bounds that close in.
+double largest_mean(double shape, double confidence, double limit) {
+  constexpr double precision = 1e-12;
+  if (detail::gamma_survival(shape, limit) >= confidence) {
+    return limit;
+  }
+  double low = 0.0;
+  double high = limit;
+  double at = std::min(shape, 0.5 * limit);
+  for (int i = 0; i < 100 && high - low > precision * high; ++i) {
+    double const over = detail::gamma_survival(shape, at) - confidence;
+    (over >= 0.0 ? low : high) = at;
+    double const slope = detail::gamma_step(shape, at) * shape / at;
+    double const next = slope > 0.0 ? at + over / slope : 0.0;
+    if (std::abs(next - at) <= precision * at) {
+      break;
+    }
+    at = next > low && next < high ? next : 0.5 * (low + high);
+  }
+  return at;
+}
+
+}  // namespace
+
 double required_share(objective const& goal, double arrivals_per_s) {
   goal.check();
   double const requests = std::clamp(arrivals_per_s * goal.window.count(), 1.0, 1e5);
   double const allowed = (1.0 - goal.percentile) * requests;
   double const confidence = std::min(goal.attainment, 0.999);
-  double low = 0.0;
-  double high = requests;
-  for (int i = 0; i < 60; ++i) {
-    double const middle = 0.5 * (low + high);
-    (detail::gamma_survival(allowed + 1.0, middle) >= confidence ? low : high) = middle;
-  }
+  double const low = largest_mean(allowed + 1.0, confidence, requests);
   // A share `attainment` of windows, each with a share `percentile` of its requests, is at least
   // their product.
   return std::max(1.0 - low / requests, goal.percentile * confidence);

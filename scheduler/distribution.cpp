@@ -95,17 +95,42 @@ double distribution::scv() const noexcept {
   return mean_ > 0.0 ? std::max(0.0, second_moment_ / (mean_ * mean_) - 1.0) : 0.0;
 }
 
-distribution::excess distribution::excess_over(double x) const noexcept {
-  excess sum;
-  auto const above = std::upper_bound(atoms_.begin(), atoms_.end(), x,
-                                      [](double v, atom const& a) { return v < a.value; });
+void distribution::add_atoms(excess& to, double x,
+                             std::vector<atom>::const_iterator above) const noexcept {
   if (above != atoms_.end()) {
     double const s0 = above->weight_above;
     double const s1 = above->first_moment_above;
-    sum.probability = s0;
-    sum.mean = std::max(0.0, s1 - x * s0);
-    sum.square = std::max(0.0, above->second_moment_above - x * (2.0 * s1 - x * s0));
+    to.probability += s0;
+    to.mean += std::max(0.0, s1 - x * s0);
+    to.square += std::max(0.0, above->second_moment_above - x * (2.0 * s1 - x * s0));
   }
+}
+
+distribution::excess distribution::excess_over(double x) const noexcept {
+  auto sum = of_gammas(x);
+  add_atoms(sum, x, std::upper_bound(atoms_.begin(), atoms_.end(), x, [](double v, atom const& a) {
+              return v < a.value;
+            }));
+  return sum;
+}
+
+std::vector<distribution::excess> distribution::excesses(seconds step, std::size_t count) const {
+  std::vector<excess> result;
+  result.reserve(count);
+  auto above = atoms_.begin();
+  for (std::size_t i = 0; i < count; ++i) {
+    double const x = static_cast<double>(i) * step.count();
+    while (above != atoms_.end() && above->value <= x) {
+      ++above;
+    }
+    result.push_back(of_gammas(x));
+    add_atoms(result.back(), x, above);
+  }
+  return result;
+}
+
+distribution::excess distribution::of_gammas(double x) const noexcept {
+  excess sum;
   for (auto const& g : gammas_) {
     double const z = x / g.scale;
     double const q0 = detail::gamma_survival(g.shape, z);

@@ -16,6 +16,7 @@
 /// E[X]·g_{k+1}(x), g_k the density of shape k.
 #pragma once
 
+#include <cstddef>
 #include <span>
 #include <vector>
 
@@ -57,6 +58,15 @@ class distribution {
   /// E[((X − x)+)²], x ≥ 0.
   [[nodiscard]] double square_excess_s2(seconds x) const noexcept;
 
+  /// P(X > x), E[(X − x)+] in seconds and E[((X − x)+)²] in seconds².
+  struct excess {
+    double probability = 0.0;
+    double mean = 0.0;
+    double square = 0.0;
+  };
+  /// At 0, step, 2 · step, …: in one go over all samples, which `count` single questions would search each.
+  [[nodiscard]] std::vector<excess> excesses(seconds step, std::size_t count) const;
+
   /// E[e^{θX}]; +inf at and beyond `mgf_limit`.
   [[nodiscard]] double mgf(double theta_per_s) const noexcept;
   /// E[X e^{θX}] in seconds; +inf at and beyond `mgf_limit`.
@@ -80,12 +90,10 @@ class distribution {
     double first_moment_above;
     double second_moment_above;
   };
-  struct excess {
-    double probability = 0.0;
-    double mean = 0.0;
-    double square = 0.0;
-  };
   [[nodiscard]] excess excess_over(double x) const noexcept;
+  [[nodiscard]] excess of_gammas(double x) const noexcept;
+  /// `above`: the first atom beyond x.
+  void add_atoms(excess& to, double x, std::vector<atom>::const_iterator above) const noexcept;
 
   std::vector<gamma_part> gammas_;
   std::vector<atom> atoms_;  // by value

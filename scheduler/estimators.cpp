@@ -36,7 +36,10 @@ double decayed_rate::per_second(instant now) const noexcept {
   double const watched = std::max(0.0, (now - start_).count());
   // A lone event right after the start must not read as thousands per second: at least a tenth of τ
   // is assumed.
-  double const exposure = std::max(0.1, 1.0 - std::exp(-watched / time_constant_));
+  constexpr double long_watched = 40.0;  // beyond, e^{-x} is no more than rounding
+  double const exposure = watched > long_watched * time_constant_
+                              ? 1.0
+                              : std::max(0.1, 1.0 - std::exp(-watched / time_constant_));
   return sum_ * std::exp(-since / time_constant_) / (time_constant_ * exposure);
 }
 
@@ -51,7 +54,11 @@ void arrival_rates::count(instant at) noexcept {
 double arrival_rates::planned(instant now) const noexcept {
   double const slow_rate = slow(now);
   double const fast_rate = fast(now);
-  return fast_rate > 2.0 * slow_rate ? fast_rate : slow_rate;
+  // Of a Poisson stream of the slow rate the fast estimate varies by this.
+  double const noise = std::sqrt(slow_rate / (2.0 * fast_memory().count()));
+  constexpr double deviations = 3.0;
+  return fast_rate > std::max(2.0 * slow_rate, slow_rate + deviations * noise) ? fast_rate
+                                                                               : slow_rate;
 }
 
 namespace {
@@ -97,30 +104,30 @@ double gap_histogram::weight() const noexcept {
   return sum / unit_;
 }
 
-gap_histogram::release_odds gap_histogram::beyond(seconds timeout,
-                                                  double rate_per_s) const noexcept {
+gap_histogram::sums gap_histogram::summed() const noexcept {
+  sums result;
+  for (std::size_t i = bins; i-- > 0;) {
+    result.at_[i] = {bins_[i].count / unit_, bins_[i].total_s / unit_};
+    result.from_[i] = {result.from_[i + 1].count + result.at_[i].count,
+                       result.from_[i + 1].total_s + result.at_[i].total_s};
+  }
+  return result;
+}
+
+gap_histogram::release_odds gap_histogram::sums::beyond(seconds timeout,
+                                                        double rate_per_s) const noexcept {
   if (timeout == forever) {
     return {};
   }
   double const t = std::max(0.0, timeout.count());
-  double all = 0.0;
-  double all_s = 0.0;
-  double exceeding = 0.0;
-  double remainder_s = 0.0;  // Σ (gap − t)+
   std::size_t const here = bin_of(t, bins);
-  for (std::size_t i = 0; i < bins; ++i) {
-    all += bins_[i].count;
-    all_s += bins_[i].total_s;
-    if (i > here) {
-      exceeding += bins_[i].count;
-      remainder_s += bins_[i].total_s - t * bins_[i].count;
-    }
-  }
+  double exceeding = from_[here + 1].count;
+  double remainder_s = from_[here + 1].total_s - t * from_[here + 1].count;  // Σ (gap − t)+
   if (here + 1 < bins) {
     // Inside a bin gaps are taken as evenly spread.
     double const low = here == 0 ? 0.0 : upper_edge(here - 1);
     double const high = upper_edge(here);
-    double const above = bins_[here].count * (high - t) / (high - low);
+    double const above = at_[here].count * (high - t) / (high - low);
     exceeding += above;
     remainder_s += above * 0.5 * (high - t);
   }
@@ -128,8 +135,8 @@ gap_histogram::release_odds gap_histogram::beyond(seconds timeout,
   // Times are counted in mean gaps, 1/rate, so that a stream that has all but ceased needs no
   // infinite prior.
   double const share =
-      (remainder_s / unit_ * rate_per_s + prior) / (all_s / unit_ * rate_per_s + prior_gaps);
-  double const exceed = (exceeding / unit_ + prior) / (all / unit_ + prior_gaps);
+      (remainder_s * rate_per_s + prior) / (from_[0].total_s * rate_per_s + prior_gaps);
+  double const exceed = (exceeding + prior) / (from_[0].count + prior_gaps);
   return {.exceed = std::min(1.0, exceed), .time_share = std::clamp(share, 0.0, 1.0)};
 }
 
@@ -183,10 +190,35 @@ void duration_window::add(seconds duration) {
   if (samples_.size() < capacity) {
     samples_.push_back(value);
   } else {
+    sum_ -= samples_[next_];
+    square_sum_ -= samples_[next_] * samples_[next_];
     samples_[next_] = value;
     next_ = (next_ + 1) % capacity;
   }
+  sum_ += value;
+  square_sum_ += value * value;
   ++count_;
+  if (count_ % capacity == 0) {  // before what sums lose by rounding tells
+    sum_ = square_sum_ = 0.0;
+    for (double const x : samples_) {
+      sum_ += x;
+      square_sum_ += x * x;
+    }
+  }
+}
+
+seconds duration_window::mean() const noexcept {
+  return seconds{samples_.empty() ? 0.0
+                                  : std::max(0.0, sum_) / static_cast<double>(samples_.size())};
+}
+
+seconds duration_window::mean_deviation() const noexcept {
+  if (samples_.empty()) {
+    return seconds{0.0};
+  }
+  auto const n = static_cast<double>(samples_.size());
+  double const mean_s = mean().count();
+  return seconds{std::sqrt(std::max(0.0, square_sum_ / n - mean_s * mean_s) / n)};
 }
 
 distribution duration_window::estimate() const {

@@ -34,6 +34,7 @@ class decayed_rate {
   /// Decayed up to `now`, and corrected for having watched only since `start`. 0 before the first
   /// event.
   [[nodiscard]] double per_second(instant now) const noexcept;
+  [[nodiscard]] seconds time_constant() const noexcept { return seconds{time_constant_}; }
 
  private:
   double time_constant_;
@@ -50,9 +51,12 @@ class arrival_rates {
   void count(instant at) noexcept;
   [[nodiscard]] double fast(instant now) const noexcept { return fast_.per_second(now); }
   [[nodiscard]] double slow(instant now) const noexcept { return slow_.per_second(now); }
-  /// The slow estimate, except when the fast one is more than twice as high: then traffic is really
-  /// rising.
+  /// The slow estimate, except when the fast one is more than twice as high, and by more than its noise: then traffic is
+  /// really rising.
   [[nodiscard]] double planned(instant now) const noexcept;
+  /// Time constants.
+  [[nodiscard]] seconds fast_memory() const noexcept { return fast_.time_constant(); }
+  [[nodiscard]] seconds slow_memory() const noexcept { return slow_.time_constant(); }
 
  private:
   decayed_rate fast_;
@@ -62,6 +66,12 @@ class arrival_rates {
 /// P(gap > T) as observed, in logarithmic bins (four per octave from 1 ms to 37 h); a gap's weight
 /// halves every 700 newer ones. Poisson arrivals are the prior, worth `prior_gaps` observations.
 class gap_histogram {
+  static constexpr std::size_t bins = 110;
+  struct bin {
+    double count = 0.0;
+    double total_s = 0.0;
+  };
+
  public:
   static constexpr double prior_gaps = 30.0;
 
@@ -74,16 +84,24 @@ class gap_histogram {
   void add(seconds gap);
   /// Neither rises with the timeout. `rate_per_s` is the stream's present rate, which the prior
   /// takes.
-  [[nodiscard]] release_odds beyond(seconds timeout, double rate_per_s) const noexcept;
+  [[nodiscard]] release_odds beyond(seconds timeout, double rate_per_s) const noexcept {
+    return summed().beyond(timeout, rate_per_s);
+  }
+  /// As it is now, to be asked for many timeouts: each question is then independent of the number of bins.
+  class sums {
+   public:
+    [[nodiscard]] release_odds beyond(seconds timeout, double rate_per_s) const noexcept;
+
+   private:
+    friend class gap_histogram;
+    std::array<bin, bins> at_{};
+    std::array<bin, bins + 1> from_{};  ///< of a bin and all beyond
+  };
+  [[nodiscard]] sums summed() const noexcept;
   /// Observations, the forgotten part taken off.
   [[nodiscard]] double weight() const noexcept;
 
  private:
-  static constexpr std::size_t bins = 110;
-  struct bin {
-    double count = 0.0;
-    double total_s = 0.0;
-  };
   std::array<bin, bins> bins_{};
   // Weight of the newest gap; grows instead of decaying every bin at every event.
   double unit_ = 1.0;
@@ -134,12 +152,18 @@ class duration_window {
   /// Samples ever added.
   [[nodiscard]] std::uint64_t count() const noexcept { return count_; }
   [[nodiscard]] bool measured() const noexcept { return samples_.size() >= enough; }
+  /// Of the samples that are kept; 0 without one.
+  [[nodiscard]] seconds mean() const noexcept;
+  /// Standard deviation of that.
+  [[nodiscard]] seconds mean_deviation() const noexcept;
 
  private:
   duration_prior prior_;
   std::vector<double> samples_;
   std::size_t next_ = 0;
   std::uint64_t count_ = 0;
+  double sum_ = 0.0;  // of the samples, and of their squares
+  double square_sum_ = 0.0;
 };
 
 /// The share of requests that kept the promised latency, over a sliding window (kept in 60 slices).

@@ -11,6 +11,17 @@ constexpr double bursty_dispersion = 2.0;
 // A burst that alone would overload the server is planned for at this utilisation: it passes, a
 // real overload does not.
 constexpr double busiest_burst = 0.95;
+// News: half more of what has been counted, up to so much at once; a mean that moves by a tenth; a rate by a quarter, and by
+// as many standard deviations of its estimate.
+constexpr std::uint64_t most_uncounted = 1024;
+constexpr double moved_mean = 0.1;
+constexpr double moved_rate = 0.25;
+constexpr double noise_deviations = 5.0;
+constexpr double one_day_s = 86400.0;
+
+bool many_more(std::uint64_t now, std::uint64_t before) {
+  return now - before >= std::clamp<std::uint64_t>(before / 2, 1, most_uncounted);
+}
 
 }  // namespace
 
@@ -37,6 +48,7 @@ model_controller::admission model_controller::on_arrival(instant now) {
     d.count(now);
   }
   ++arrivals_;
+  has_news_ = has_news_ || many_more(arrivals_, basis_.arrivals) || rate_has_moved(now);
   admit_credit_ += admit_share_;
   if (admit_credit_ >= 1.0) {
     admit_credit_ -= 1.0;
@@ -47,12 +59,17 @@ model_controller::admission model_controller::on_arrival(instant now) {
 }
 
 void model_controller::on_service(instant now, seconds service, seconds response) {
-  services_.add(service);
+  on_late_service(service);
   attained_.add(now, response <= settings_.goal.latency);
 }
 
 void model_controller::on_late_service(seconds service) {
   services_.add(service);
+  bool const has_moved =
+      services_.measured() &&
+      std::abs(services_.mean().count() - basis_.service_s) >
+          moved_mean * basis_.service_s + noise_deviations * services_.mean_deviation().count();
+  has_news_ = has_news_ || has_moved || many_more(services_.count(), basis_.services);
 }
 
 void model_controller::on_failure(instant now) {
@@ -61,6 +78,7 @@ void model_controller::on_failure(instant now) {
 
 void model_controller::on_load(instant /*now*/, seconds load, seconds handover) {
   loads_.add(load);
+  has_news_ = has_news_ || many_more(loads_.count(), basis_.loads);
   handover_total_ += handover;
 }
 
@@ -90,12 +108,32 @@ model_controller::burst model_controller::burst_around(instant now, distribution
   return result;
 }
 
+bool model_controller::rate_has_moved(instant now) const {
+  double const planned = rates_.planned(now);
+  return std::abs(std::log(planned / basis_.rate_per_s)) > basis_.rate_tolerance;
+}
+
+void model_controller::note_decision(instant now, double planned) {
+  double const memory_s = rates_.slow_memory().count();
+  double const noise = 1.0 / std::sqrt(2.0 * std::max(planned, 1e-9) * memory_s);
+  basis_ = {.rate_per_s = planned,
+            .rate_tolerance = std::max(moved_rate, noise_deviations * noise),
+            .service_s = services_.mean().count(),
+            .arrivals = arrivals_,
+            .services = services_.count(),
+            .loads = loads_.count()};
+  // Without a request the rate falls by e in its memory; a rate that was taken for rising, much sooner.
+  bool const rises = planned > rates_.slow(now);
+  double const patience = rises ? rates_.fast_memory().count() : memory_s * basis_.rate_tolerance;
+  due_ = now + seconds{std::min(patience, one_day_s)};
+  has_news_ = false;
+}
+
 model_report model_controller::tick(instant now) {
   distribution const service = services_.estimate();
   distribution const load = loads_.estimate();
   burst const around = burst_around(now, service, load);
   double const planned = rates_.planned(now);
-  constexpr seconds rate_memory{10.0};
 
   model_report report;
   report.warm = decide({.goal = settings_.goal,
@@ -109,11 +147,13 @@ model_report model_controller::tick(instant now) {
                         .current = decided_,
                         .reject_on_miss = settings_.reject_on_miss,
                         .service_measured = services_.measured(),
-                        .rate_memory = rate_memory});
+                        .rate_memory = rates_.fast_memory()});
   idle_timeout_ = report.warm.chosen.idle_timeout;
   decided_ = idle_timeout_;
   admit_share_ = report.warm.admit_share;
   retry_after_ = report.warm.retry_after;
+
+  note_decision(now, planned);
 
   auto const observed = attained_.read(now);
   report.observed_attainment = observed.share();

@@ -79,6 +79,11 @@ class model_controller {
   void on_load(instant now, seconds load, seconds handover = seconds{0.0});
 
   [[nodiscard]] model_report tick(instant now);
+  /// Whether what the last decision rests on has moved by more than its own noise since then. Until it has, and before
+  /// `due`, another tick would decide the same but for that noise.
+  [[nodiscard]] bool has_news() const noexcept { return has_news_; }
+  /// When the silence of a model alone makes another decision worth while.
+  [[nodiscard]] instant due() const noexcept { return due_; }
 
   /// In force since the last tick; before the first, `max_idle`.
   [[nodiscard]] seconds idle_timeout() const noexcept { return idle_timeout_; }
@@ -90,6 +95,16 @@ class model_controller {
   };
   [[nodiscard]] burst burst_around(instant now, distribution const& service,
                                    distribution const& load);
+
+  /// What a decision rests on, as far as it is looked at again.
+  struct basis {
+    double rate_per_s = 0.0;
+    double rate_tolerance = 0.0;  // of its logarithm
+    double service_s = 0.0;
+    std::uint64_t arrivals = 0, services = 0, loads = 0;
+  };
+  void note_decision(instant now, double planned);
+  [[nodiscard]] bool rate_has_moved(instant now) const;
 
   model_settings settings_;
   arrival_rates rates_;
@@ -107,6 +122,9 @@ class model_controller {
   double admit_share_ = 1.0;
   double admit_credit_ = 0.0;  // in [0, 1): grows by the share per arrival, and one whole admits
   seconds retry_after_{0.0};
+  basis basis_;
+  bool has_news_ = true;
+  instant due_ = instant::min();
 };
 
 }  // namespace sluice::scheduler

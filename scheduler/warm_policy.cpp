@@ -28,10 +28,11 @@ struct traffic {
   queue_load met;        // at the rate that waits are planned for
   queue_load long_term;  // at the rate that memory is counted by
   attainment_at_rate at;
+  gap_histogram::sums gaps;
 };
 
 prediction predict(warm_inputs const& in, traffic const& t, seconds timeout) {
-  auto const odds = in.gaps.beyond(timeout, t.long_term.arrivals_per_s);
+  auto const odds = t.gaps.beyond(timeout, t.long_term.arrivals_per_s);
   cycle const round = cycle_of(t.long_term, odds.exceed);
   // The cycle's released fraction, with the observed share of idle time in place of
   // Poisson's.
@@ -135,14 +136,13 @@ warm_decision decide(warm_inputs const& in) {
   traffic const t{
       .met = {.arrivals_per_s = in.arrivals_per_s, .service = in.service, .load = in.load},
       .long_term = {.arrivals_per_s = long_run, .service = in.service, .load = in.load},
-      .at = model.at(in.arrivals_per_s)};
+      .at = model.at(in.arrivals_per_s),
+      .gaps = in.gaps.summed()};
 
   warm_decision d;
   d.required_share = required_share(in.goal, long_run);
   d.warm_attainment = t.at.warm;
   d.cold_attainment = t.at.cold;
-  d.warm_wait_quantile =
-      in.goal.percentile < 1.0 ? lundberg_tail(t.met).quantile(in.goal.percentile) : forever;
   d.utilisation = t.at.utilisation;
   d.arrivals_per_s = in.arrivals_per_s;
   d.long_run_rate_per_s = long_run;

@@ -88,8 +88,7 @@ struct warm_decision {
 
   double required_share = 0.0;  ///< what `attainment` had to meet
   double warm_attainment = 0.0;
-  double cold_attainment = 0.0;     ///< of a request that finds the model released
-  seconds warm_wait_quantile{0.0};  ///< at the objective's percentile, by Lundberg's tail
+  double cold_attainment = 0.0;  ///< of a request that finds the model released
   double utilisation = 0.0;
   double arrivals_per_s = 0.0;
   double long_run_rate_per_s = 0.0;

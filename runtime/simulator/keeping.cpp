@@ -10,6 +10,7 @@
 
 #include "memhandover/base/error.hpp"
 #include "runtime/policy/units.hpp"
+#include "scheduler/agenda.hpp"
 #include "scheduler/model_controller.hpp"
 #include "scheduler/reserve.hpp"
 
@@ -23,7 +24,11 @@ scheduler::instant at(double now_s) {
 class scheduled_keeping final : public keeping {
  public:
   scheduled_keeping(keeping_kind const& kind, keeping_inputs const& of)
-      : models_(*of.models), reserve_bytes_(kind.reserve_bytes), memory_bytes_(of.memory_bytes) {
+      : models_(*of.models),
+        reserve_bytes_(kind.reserve_bytes),
+        memory_bytes_(of.memory_bytes),
+        agenda_(models_.size()),
+        predicted_(models_.size()) {
     for (auto const& model : models_) {
       // Told beforehand as little as the server is: what weights of that size take.
       controllers_.emplace_back(
@@ -34,7 +39,7 @@ class scheduled_keeping final : public keeping {
               .load = {.mean = scheduler::seconds{of.costs.mean_s(model.bytes)}, .scv = 0.25},
               .reject_on_miss = of.refuse},
           at(0.0));
-      predicted_.push_back(controllers_.back().tick(at(0.0)).warm.chosen);
+      decide(controllers_.size() - 1, at(0.0));
     }
     for (unsigned i = 0; i < of.devices; ++i) {
       devices_.push_back({.keeper = scheduler::reserve{chunk_bytes}});
@@ -42,22 +47,24 @@ class scheduled_keeping final : public keeping {
   }
 
   bool on_arrival(model_number model, double now_s) override {
-    return controllers_[model].on_arrival(at(now_s)).admitted;
+    bool const is_admitted = controllers_[model].on_arrival(at(now_s)).admitted;
+    note(model);
+    return is_admitted;
   }
   void on_load(model_number model, double now_s, double load_s, double handover_s) override {
     controllers_[model].on_load(at(now_s), scheduler::seconds{load_s},
                                 scheduler::seconds{handover_s});
+    note(model);
     is_cold_[model] = false;
   }
   void on_answer(model_number model, double now_s, double service_s, double response_s) override {
     controllers_[model].on_service(at(now_s), scheduler::seconds{service_s},
                                    scheduler::seconds{response_s});
+    note(model);
   }
   double tick_s() const override { return 1.0; }
   void tick(double now_s) override {
-    for (std::size_t i = 0; i < controllers_.size(); ++i) {
-      predicted_[i] = controllers_[i].tick(at(now_s)).warm.chosen;
-    }
+    agenda_.take(at(now_s), [&](std::size_t model) { decide(model, at(now_s)); });
     keep_reserves();
   }
   double idle_timeout(model_number model, double /*now_s*/) override {
@@ -82,6 +89,16 @@ class scheduled_keeping final : public keeping {
   }
 
  private:
+  void note(model_number model) {
+    if (controllers_[model].has_news()) {
+      agenda_.want(model);
+    }
+  }
+  void decide(std::size_t model, scheduler::instant now) {
+    predicted_[model] = controllers_[model].tick(now).warm.chosen;
+    agenda_.want_at(model, controllers_[model].due());
+  }
+
   struct device_reserve {
     scheduler::reserve keeper;
     std::uint64_t free_bytes = 0;
@@ -113,6 +130,7 @@ class scheduled_keeping final : public keeping {
   std::optional<std::uint64_t> reserve_bytes_;
   std::uint64_t memory_bytes_;
   std::vector<scheduler::model_controller> controllers_;
+  scheduler::agenda agenda_;
   std::vector<scheduler::prediction> predicted_;
   std::vector<bool> is_cold_ = std::vector<bool>(models_.size(), true);
   std::vector<device_reserve> devices_;

@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cmath>
+#include <cstddef>
 #include <limits>
 #include <stdexcept>
 
@@ -82,6 +83,20 @@ TEST(distribution, refuses_what_is_no_distribution) {
                std::invalid_argument);
   EXPECT_THROW((void)distribution::of_samples(negative), std::invalid_argument);
   EXPECT_THROW((void)distribution::of_samples(infinite), std::invalid_argument);
+}
+
+TEST(distribution, says_its_excesses_in_one_go_as_one_by_one) {
+  std::array const samples{0.2, 0.0, 0.5, 1.3, 0.2};
+  for (auto const& l : {two_kinds, distribution::of_samples(samples), distribution{}}) {
+    auto const all = l.excesses(seconds{0.1}, 20);
+    ASSERT_EQ(all.size(), 20U);
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      seconds const x{0.1 * static_cast<double>(i)};
+      EXPECT_DOUBLE_EQ(1.0 - all[i].probability, l.cdf(x));
+      EXPECT_DOUBLE_EQ(all[i].mean, l.mean_excess(x).count());
+      EXPECT_DOUBLE_EQ(all[i].square, l.square_excess_s2(x));
+    }
+  }
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include "memhandover/base/bytes.hpp"
 #include "memhandover/client/serving_pool.hpp"
 #include "scheduler/admission.hpp"
+#include "scheduler/agenda.hpp"
 #include "scheduler/attainment.hpp"
 #include "scheduler/batch_planner.hpp"
 #include "scheduler/bursts.hpp"
@@ -44,6 +45,13 @@ void of_admission(std::size_t models, instant now, instant deadline, std::uint64
   }
   // … its answer has come …
   front.on_answer(0, ticket, now);
+}
+
+void of_agenda(std::size_t models, instant now, std::function<instant(std::size_t)> const& decide) {
+  agenda due{models};
+  due.want(7);
+  due.want_at(8, now + 30s);
+  due.take(now, [&](std::size_t model) { due.want_at(model, decide(model)); });
 }
 
 void of_attainment(distribution const& service, distribution const& load) {

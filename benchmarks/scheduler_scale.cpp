@@ -1,0 +1,271 @@
+/// What the scheduler's ticks take with many models, and what the simulator takes for a request. One thread; one JSON object on
+/// standard output.
+///
+/// `ticks`: requests come to the models by Zipf's distribution, as a Poisson process; each event goes to its model's controller, and
+/// once a second of the played time there is a tick: new decisions for the models that need one, and the size of the reserve. Ticks
+/// are timed, after a warm-up; events are timed together.
+///
+/// `simulator`: plays a trace that lies in memory to one policy. `memory`: the most bytes that the simulator had in use, which is
+/// counted where they are allocated, for a number of models, and for a number of requests that all are there at once.
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <new>
+#include <nlohmann/json.hpp>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "runtime/simulator/generators.hpp"
+#include "runtime/simulator/simulation.hpp"
+#include "scheduler/agenda.hpp"
+#include "scheduler/model_controller.hpp"
+#include "scheduler/reserve.hpp"
+
+namespace {
+
+// One thread allocates.
+std::size_t bytes_in_use = 0;
+std::size_t most_bytes_in_use = 0;
+constexpr std::size_t header = alignof(std::max_align_t);
+
+}  // namespace
+
+void* operator new(std::size_t size) {
+  auto* const made = static_cast<std::byte*>(std::malloc(size + header));
+  if (made == nullptr) {
+    throw std::bad_alloc{};
+  }
+  *reinterpret_cast<std::size_t*>(made) = size;
+  bytes_in_use += size;
+  most_bytes_in_use = std::max(most_bytes_in_use, bytes_in_use);
+  return made + header;
+}
+
+void operator delete(void* given) noexcept {
+  if (given != nullptr) {
+    auto* const made = static_cast<std::byte*>(given) - header;
+    bytes_in_use -= *reinterpret_cast<std::size_t*>(made);
+    std::free(made);
+  }
+}
+
+void operator delete(void* given, std::size_t) noexcept {
+  ::operator delete(given);
+}
+
+namespace {
+
+using namespace sluice;
+using namespace std::chrono_literals;
+using nlohmann::json;
+using scheduler::instant;
+using scheduler::seconds;
+using std::chrono::steady_clock;
+
+struct settings {
+  std::string part = "ticks";
+  std::string policy = "fixed:60s";
+  std::size_t models = 10'000;
+  double rate_per_model = 0.05;
+  double zipf = 1.0;
+  double warm_up_s = 300.0;
+  double length_s = 600.0;
+  std::size_t requests = 4'000'000;
+  std::uint64_t seed = 1;
+};
+
+double us_since(steady_clock::time_point begin) {
+  return std::chrono::duration<double, std::micro>{steady_clock::now() - begin}.count();
+}
+
+scheduler::objective promise() {
+  return {.percentile = 0.95, .latency = 200ms, .attainment = 0.95, .window = 5min};
+}
+
+class many_models {
+ public:
+  explicit many_models(settings const& how) : how_(how), random_(how.seed), agenda_(how.models) {
+    std::vector<double> weights;
+    for (std::size_t i = 0; i < how.models; ++i) {
+      controllers_.emplace_back(
+          scheduler::model_settings{
+              .goal = promise(), .weight_bytes = weight_bytes, .load = {.mean = 100ms}},
+          instant{});
+      weights.push_back(1.0 / std::pow(static_cast<double>(i + 1), how.zipf));
+      agenda_.want(i);
+    }
+    popularity_ = std::discrete_distribution<std::size_t>{weights.begin(), weights.end()};
+    reports_.resize(how.models);
+    tick(instant{});
+  }
+
+  json run() {
+    std::vector<double> tick_us;
+    double events_us = 0.0;
+    std::size_t decisions = 0;
+    std::size_t events = 0;
+    std::exponential_distribution<double> gap{how_.rate_per_model *
+                                              static_cast<double>(how_.models)};
+    std::exponential_distribution<double> service{1.0 / 0.02};
+    double next_s = gap(random_);
+    for (double now_s = 1.0; now_s <= how_.warm_up_s + how_.length_s; now_s += 1.0) {
+      arrivals_.clear();
+      for (; next_s < now_s; next_s += gap(random_)) {
+        arrivals_.push_back({next_s, service(random_), popularity_(random_)});
+      }
+      auto const begin = steady_clock::now();
+      for (auto const& each : arrivals_) {
+        play(each);
+      }
+      auto const played_us = us_since(begin);
+      auto const tick_begin = steady_clock::now();
+      auto const decided = tick(instant{seconds{now_s}});
+      auto const took_us = us_since(tick_begin);
+      if (now_s > how_.warm_up_s) {
+        tick_us.push_back(took_us);
+        events_us += played_us;
+        events += arrivals_.size();
+        decisions += decided;
+      }
+    }
+    auto const ticks = static_cast<double>(tick_us.size());
+    return {{"tick_us", tick_us},
+            {"decisions_per_tick", static_cast<double>(decisions) / ticks},
+            {"request_us", events_us / static_cast<double>(std::max<std::size_t>(events, 1))},
+            {"bytes_per_model",
+             static_cast<double>(most_bytes_in_use) / static_cast<double>(how_.models)}};
+  }
+
+ private:
+  static constexpr std::uint64_t weight_bytes = 1U << 30U;
+  struct request {
+    double at_s;
+    double service_s;
+    std::size_t model;
+  };
+  struct last_report {
+    double loads_per_s = 0.0;
+  };
+
+  void play(request const& it) {
+    auto& its = controllers_[it.model];
+    (void)its.on_arrival(instant{seconds{it.at_s}});
+    its.on_service(instant{seconds{it.at_s}}, seconds{it.service_s}, seconds{it.service_s});
+    if (its.has_news()) {
+      agenda_.want(it.model);
+    }
+  }
+
+  std::size_t tick(instant now) {
+    auto const count = agenda_.take(now, [&](std::size_t model) {
+      reports_[model].loads_per_s = controllers_[model].tick(now).warm.chosen.loads_per_s;
+      agenda_.want_at(model, controllers_[model].due());
+    });
+    cold_.clear();
+    for (auto const& each : reports_) {
+      cold_.push_back({weight_bytes, each.loads_per_s});
+    }
+    reserve_ = scheduler::reserve_size(cold_, 64 * weight_bytes);
+    return count;
+  }
+
+  settings how_;
+  std::mt19937_64 random_;
+  scheduler::agenda agenda_;
+  std::vector<scheduler::model_controller> controllers_;
+  std::vector<last_report> reports_;
+  std::vector<scheduler::cold_model> cold_;
+  std::vector<request> arrivals_;
+  std::discrete_distribution<std::size_t> popularity_;
+  std::uint64_t reserve_ = 0;
+};
+
+std::vector<simulator::simulated_model> simulated(std::size_t models) {
+  return std::vector<simulator::simulated_model>(
+      models, {.bytes = 1U << 30U, .goal = promise(), .device = 0});
+}
+
+simulator::simulation_outcome simulated_run(std::string const& policy,
+                                            simulator::trace const& requests) {
+  auto const models = simulated(requests.models.size());
+  auto const keeping = simulator::make_keeping(
+      policy, {.models = &models, .requests = &requests, .memory_bytes = 64ULL << 30U});
+  return simulator::simulate(requests, models, *keeping, {});
+}
+
+json time_simulator(settings const& how) {
+  constexpr double rate_per_s = 100.0;
+  auto const requests = simulator::generate(
+      "poisson:rate=100,zipf=1.0", {.length_s = static_cast<double>(how.requests) / rate_per_s,
+                                    .models = static_cast<std::uint32_t>(how.models),
+                                    .service_s = 0.005,
+                                    .seed = how.seed});
+  auto const begin = steady_clock::now();
+  auto const seen = simulated_run(how.policy, requests);
+  auto const took_us = us_since(begin);
+  return {{"requests", requests.requests.size()},
+          {"requests_per_s", 1e6 * static_cast<double>(requests.requests.size()) / took_us},
+          {"loads", seen.all().loads}};
+}
+
+/// The most bytes that a simulation of so many requests, which all come at once to so many models, has in use besides the trace.
+double most_bytes(std::string const& policy, std::size_t models, std::size_t at_once) {
+  simulator::trace requests;
+  requests.models.resize(models, "model");
+  for (std::size_t i = 0; i < at_once; ++i) {
+    requests.requests.push_back({0.0, 0.001, static_cast<std::uint32_t>(i % models)});
+  }
+  requests.length_s = 1.0;
+  auto const before = bytes_in_use;
+  most_bytes_in_use = bytes_in_use;
+  (void)simulated_run(policy, requests);
+  return static_cast<double>(most_bytes_in_use - before);
+}
+
+json memory(settings const& how) {
+  constexpr std::size_t few = 1U << 12U;  // powers of two: vectors are as large as they have to be
+  constexpr std::size_t many = 1U << 16U;
+  auto const slope = [](double less, double more) {
+    return (more - less) / static_cast<double>(many - few);
+  };
+  return {{"bytes_per_model",
+           slope(most_bytes(how.policy, few, few), most_bytes(how.policy, many, few))},
+          {"bytes_per_request",
+           slope(most_bytes(how.policy, 1, few), most_bytes(how.policy, 1, many))}};
+}
+
+json run(settings const& how) {
+  if (how.part == "ticks") {
+    return many_models{how}.run();
+  }
+  return how.part == "simulator" ? time_simulator(how) : memory(how);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  CLI::App app{"Times the scheduler's ticks, or the simulator"};
+  settings how;
+  app.add_option("--part", how.part)->check(CLI::IsMember({"ticks", "simulator", "memory"}));
+  app.add_option("--policy", how.policy, "of the simulator");
+  app.add_option("--models", how.models);
+  app.add_option("--rate-per-model", how.rate_per_model, "requests per second");
+  app.add_option("--zipf", how.zipf, "exponent of the popularity distribution");
+  app.add_option("--warm-up-s", how.warm_up_s, "of the played time");
+  app.add_option("--length-s", how.length_s, "of the played time, after that");
+  app.add_option("--requests", how.requests, "of the simulator");
+  app.add_option("--seed", how.seed);
+  CLI11_PARSE(app, argc, argv);
+  try {
+    std::printf("%s\n", run(how).dump().c_str());
+    return 0;
+  } catch (std::exception const& why) {
+    std::fprintf(stderr, "sluice-bench-scheduler-scale: %s\n", why.what());
+    return 1;
+  }
+}
