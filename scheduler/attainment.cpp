@@ -75,48 +75,93 @@ double dot(std::vector<double> const& a, std::vector<double> const& b) {
 
 }  // namespace
 
+std::string_view to_string(predicted_by how) noexcept {
+  switch (how) {
+    case predicted_by::alone:
+      return "alone";
+    case predicted_by::classes_in_turn:
+      return "classes_in_turn";
+    case predicted_by::simulation:
+      return "simulation";
+  }
+  return "unknown";
+}
+
 double attainment_at_rate::share_within(double exceed) const noexcept {
   if (utilisation >= 1.0) {
     return 0.0;
   }
   double const p = std::clamp(exceed, 0.0, 1.0);
   double const loading = arrivals_per_s * p * load_mean_s;
-  return (warm + p * (1.0 - utilisation) * (cold - idle) + loading * delayed) / (1.0 + loading);
+  return (warm + p * idle_share * (cold - idle) + loading * delayed) / (1.0 + loading);
 }
 
 attainment_model::attainment_model(distribution const& service, distribution const& load,
-                                   seconds latency, distribution const& in_line)
-    : in_line_mean_s_(in_line.mean().count()), load_mean_s_(load.mean().count()) {
+                                   seconds latency, company const& beside)
+    : beside_(beside),
+      service_mean_s_(service.mean().count()),
+      service_square_s2_(service.second_moment_s2()),
+      load_mean_s_(load.mean().count()) {
   double const limit = latency.count();
   if (!(limit > 0.0) || !std::isfinite(limit)) {
     throw std::invalid_argument("the latency must be a finite number of seconds > 0; got " +
                                 std::to_string(limit));
   }
   double const h = limit / static_cast<double>(steps);
+  bool const is_simulated = beside_.by == predicted_by::simulation;
   auto const own = excesses_on_grid(service, h);
-  auto const in_turn = excesses_on_grid(in_line, h);
   auto const loading = excesses_on_grid(load, h);
-  service_residual_ = residual_on_grid(in_turn, in_line_mean_s_, h);
-  behind_load_ = sum_of(residual_on_grid(loading, load_mean_s_, h), on_grid(in_turn, h));
+  residual_ = residual_on_grid(own, service_mean_s_, h);
+  if (beside_.by != predicted_by::alone) {
+    residual_of_all_ =
+        residual_on_grid(excesses_on_grid(beside_.service, h), beside_.service.mean().count(), h);
+  }
+  if (is_simulated) {
+    simulated_waits_ = on_grid(excesses_on_grid(beside_.waits, h), h);
+  }
+  behind_load_ = sum_of(residual_on_grid(loading, load_mean_s_, h), on_grid(own, h));
+  loading_ = on_grid(loading, h);
+  auto const computing =
+      is_simulated ? excesses_on_grid(service.scaled(beside_.alone_factor), h) : own;
   within_.resize(steps + 1);
   for (std::size_t j = 0; j <= steps; ++j) {
-    within_[j] = std::clamp(1.0 - own[steps - j].probability, 0.0, 1.0);
+    within_[j] = std::clamp(1.0 - computing[steps - j].probability, 0.0, 1.0);
   }
-  cold_ = dot(on_grid(loading, h), within_);
+}
+
+double attainment_model::utilisation(double arrivals_per_s) const noexcept {
+  double const own = arrivals_per_s * service_mean_s_;
+  if (beside_.by == predicted_by::alone) {
+    return own;
+  }
+  double const others = beside_.arrivals_per_s * beside_.service.mean().count() -
+                        beside_.own_per_s * service_mean_s_ / beside_.speed;
+  return own + std::max(0.0, others);
 }
 
 // The always warm wait is a geometric number (ratio ρ) of residual services: w = (1 − ρ) Σ ρⁿ r*ⁿ,
-// by recursion.
-attainment_model::masses attainment_model::waits(double utilisation) const {
+// by recursion. ρr is the sum of that of all models, each with its own.
+attainment_model::masses attainment_model::waits(double arrivals_per_s) const {
+  masses rest(steps + 1);  // ρr
+  double const others = utilisation(arrivals_per_s) - arrivals_per_s * service_mean_s_;
+  double const all = beside_.arrivals_per_s * beside_.service.mean().count();
+  for (std::size_t j = 0; j <= steps; ++j) {
+    double const own = arrivals_per_s * service_mean_s_ * residual_[j];
+    double const of_others = others > 0.0
+                                 ? all * residual_of_all_[j] - beside_.own_per_s * service_mean_s_ /
+                                                                   beside_.speed * residual_[j]
+                                 : 0.0;
+    rest[j] = std::max(0.0, own + of_others);
+  }
   masses w(steps + 1);
-  double const scale = 1.0 / (1.0 - utilisation * service_residual_[0]);
-  w[0] = (1.0 - utilisation) * scale;
+  double const scale = 1.0 / (1.0 - rest[0]);
+  w[0] = (1.0 - utilisation(arrivals_per_s)) * scale;
   for (std::size_t n = 0; n <= steps; ++n) {
     if (n > 0) {
-      w[n] *= utilisation * scale;  // all that is less has been added
+      w[n] *= scale;  // all that is less has been added
     }
     double* const to = w.data() + n;
-    double const* const from = service_residual_.data();
+    double const* const from = rest.data();
     double const weight = w[n];
     for (std::size_t j = 1; j <= steps - n; ++j) {
       to[j] += from[j] * weight;
@@ -125,29 +170,45 @@ attainment_model::masses attainment_model::waits(double utilisation) const {
   return w;
 }
 
+double attainment_model::mean_response_s(double arrivals_per_s) const noexcept {
+  if (beside_.by == predicted_by::simulation) {
+    return beside_.waits.mean().count() + service_mean_s_ * beside_.alone_factor;
+  }
+  double const squares = beside_.arrivals_per_s * beside_.service.second_moment_s2() +
+                         (arrivals_per_s - beside_.own_per_s) * service_square_s2_;
+  return service_mean_s_ + 0.5 * std::max(0.0, squares) / (1.0 - utilisation(arrivals_per_s));
+}
+
 attainment_at_rate attainment_model::at(double arrivals_per_s) const {
   if (!(arrivals_per_s >= 0.0) || !std::isfinite(arrivals_per_s)) {
     throw std::invalid_argument("arrivals_per_s must be a finite number >= 0; got " +
                                 std::to_string(arrivals_per_s));
   }
+  bool const is_alone = beside_.by == predicted_by::alone;
+  bool const is_simulated = beside_.by == predicted_by::simulation;
   attainment_at_rate result;
   result.arrivals_per_s = arrivals_per_s;
-  result.utilisation = arrivals_per_s * in_line_mean_s_;
+  result.utilisation = is_simulated ? beside_.utilisation : utilisation(arrivals_per_s);
   result.load_mean_s = load_mean_s_;
   result.idle = within_[0];
-  result.cold = cold_;
+  result.cold = dot(loading_, within_);
   if (result.utilisation < 1.0) {
-    auto const w = waits(result.utilisation);
+    auto const w = is_simulated ? simulated_waits_ : waits(arrivals_per_s);
     result.warm = dot(w, within_);
     result.delayed = dot(sum_of(behind_load_, w), within_);
+    result.idle_share = 1.0 - result.utilisation;
+    if (!is_alone) {  // others keep waiting those who find their own model idle or gone
+      result.idle = result.warm;
+      result.cold = dot(sum_of(loading_, w), within_);
+      result.idle_share = 1.0 / (1.0 + arrivals_per_s * mean_response_s(arrivals_per_s));
+    }
   }
   return result;
 }
 
 double attainment_model::largest_warm_rate(double share, double limit_per_s) const {
   auto const meets = [&](double rate) {
-    double const rho = rate * in_line_mean_s_;
-    return rho < 1.0 && dot(waits(rho), within_) >= share;
+    return utilisation(rate) < 1.0 && dot(waits(rate), within_) >= share;
   };
   if (!meets(0.0)) {
     return 0.0;

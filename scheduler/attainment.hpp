@@ -6,6 +6,9 @@
 /// Building the object costs well under a millisecond; asking it for one more rate less; asking the
 /// answer for one more timeout is a division.
 ///
+/// Where others are computed by the same server, or beside it, `company` says so: the wait is that for all of them then, exactly for
+/// models that are always warm; that with a cold start the others go on meanwhile is met by the same wait behind it.
+///
 ///   attainment_model model{service, load, 200ms};
 ///   auto at = model.at(/*arrivals_per_s=*/0.5);
 ///   at.share_within(poisson_exceed(0.5, 30s));   // share of requests answered within 200 ms
@@ -17,6 +20,7 @@
 /// Economics 1 (1982).
 #pragma once
 
+#include <string_view>
 #include <vector>
 
 #include "scheduler/distribution.hpp"
@@ -29,27 +33,44 @@ struct attainment_at_rate {
   double arrivals_per_s = 0.0;
   double utilisation = 0.0;
   double load_mean_s = 0.0;
-  double warm = 0.0;     ///< of a request to a model that is always warm
-  double idle = 0.0;     ///< that finds the model warm and idle: its service time alone
-  double cold = 0.0;     ///< that finds the model released: load, then service
-  double delayed = 0.0;  ///< that queues behind a cold start
+  double idle_share = 0.0;  ///< of time in which no request of the model's own waits or is computed
+  double warm = 0.0;        ///< of a request to a model that is always warm
+  double idle = 0.0;        ///< that finds the model warm and without another request
+  double cold = 0.0;        ///< that finds the model released: load, then service
+  double delayed = 0.0;     ///< that queues behind a cold start
 
   /// Overall share when an idle gap outlasts the timeout with probability `exceed`; 0 at
   /// utilisation ≥ 1.
   [[nodiscard]] double share_within(double exceed) const noexcept;
 };
 
+/// How a prediction takes account of the other models of a device.
+enum class predicted_by {
+  alone,            ///< there is none that asks for anything
+  classes_in_turn,  ///< one computation at a time, first come first served: in closed form
+  simulation        ///< several at once, with the slow-downs that were measured
+};
+[[nodiscard]] std::string_view to_string(predicted_by how) noexcept;
+
+/// Of one model of several on a device (shared_executors.hpp makes it).
+struct company {
+  predicted_by by = predicted_by::alone;
+  double arrivals_per_s = 0.0;  ///< of all models together
+  distribution service{};       ///< of whoever comes, as one server would have it
+  double own_per_s = 0.0;       ///< of `arrivals_per_s`
+  double speed = 1.0;        ///< of that one server, over one that computes as the model's own does
+  distribution waits{};      ///< simulated: what a request takes beyond its service alone
+  double utilisation = 0.0;  ///< simulated
+  double alone_factor = 1.0;  ///< simulated: the service alone, as a share of that measured
+};
+
 class attainment_model {
  public:
   /// Throws `std::invalid_argument` unless latency is positive and finite.
-  attainment_model(distribution const& service, distribution const& load, seconds latency)
-      : attainment_model(service, load, latency, service) {}
-
-  /// Of one class of several that one server takes in turn: `in_line` is the service of whoever comes, `at` is asked for the rate of
-  /// all together. Exact for models that are always warm; with a load it is the class's own that everybody waits for.
   attainment_model(distribution const& service, distribution const& load, seconds latency,
-                   distribution const& in_line);
+                   company const& beside = {});
 
+  /// At so many arrivals of the model's own; the others' stay.
   [[nodiscard]] attainment_at_rate at(double arrivals_per_s) const;
 
   /// The largest arrival rate at which an always warm model answers a share of at least `share` in
@@ -58,11 +79,19 @@ class attainment_model {
 
  private:
   using masses = std::vector<double>;
-  [[nodiscard]] masses waits(double utilisation) const;
+  [[nodiscard]] masses waits(double arrivals_per_s) const;
+  [[nodiscard]] double utilisation(double arrivals_per_s) const noexcept;
+  /// Waits have to be known for the present rate.
+  [[nodiscard]] double mean_response_s(double arrivals_per_s) const noexcept;
 
-  double in_line_mean_s_;
+  company beside_;
+  double service_mean_s_;
+  double service_square_s2_;
   double load_mean_s_;
-  masses service_residual_;  // of the service in progress, at a random instant of it
+  masses residual_;  // of a service of its own in progress, at a random instant of it
+  masses residual_of_all_;
+  masses simulated_waits_;
+  masses loading_;
   // Rest of a load in progress, plus the service of the request that caused it.
   masses behind_load_;
   masses within_;  // P(service ≤ latency − grid point)

@@ -91,6 +91,31 @@ distribution distribution::of_samples(std::span<double const> samples) {
   return mixture(parts);
 }
 
+distribution distribution::scaled(double factor) const {
+  std::vector<part> parts;
+  for (auto const& a : atoms_) {
+    parts.push_back({a.weight, seconds{factor * a.value}, 0.0});
+  }
+  for (auto const& g : gammas_) {
+    parts.push_back({g.weight, seconds{factor * g.mean}, 1.0 / g.shape});
+  }
+  return parts.empty() ? distribution{} : mixture(parts);
+}
+
+seconds distribution::quantile(double share) const noexcept {
+  double high = mean_;
+  while (cdf(seconds{high}) < share && std::isfinite(high)) {
+    high = 2.0 * high + smallest_scv;
+  }
+  double low = 0.0;
+  constexpr double precision = 1e-3;
+  while (high - low > precision * high) {
+    double const middle = 0.5 * (low + high);
+    (cdf(seconds{middle}) < share ? low : high) = middle;
+  }
+  return seconds{high};
+}
+
 double distribution::scv() const noexcept {
   return mean_ > 0.0 ? std::max(0.0, second_moment_ / (mean_ * mean_) - 1.0) : 0.0;
 }
@@ -151,10 +176,6 @@ double distribution::cdf(seconds x) const noexcept {
 
 seconds distribution::mean_excess(seconds x) const noexcept {
   return seconds{excess_over(x.count()).mean};
-}
-
-double distribution::square_excess_s2(seconds x) const noexcept {
-  return excess_over(x.count()).square;
 }
 
 double distribution::mgf(double theta_per_s) const noexcept {

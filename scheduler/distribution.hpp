@@ -46,6 +46,11 @@ class distribution {
   /// The empirical distribution of `samples` (seconds), each with the same weight.
   [[nodiscard]] static distribution of_samples(std::span<double const> samples);
 
+  /// Of `factor` times as much; the factor is more than 0.
+  [[nodiscard]] distribution scaled(double factor) const;
+  /// The smallest x with P(X ≤ x) ≥ share, to a thousandth; share in [0, 1).
+  [[nodiscard]] seconds quantile(double share) const noexcept;
+
   [[nodiscard]] seconds mean() const noexcept { return seconds{mean_}; }
   [[nodiscard]] double second_moment_s2() const noexcept { return second_moment_; }
   /// Squared coefficient of variation; 0 for the constant zero.
@@ -55,8 +60,6 @@ class distribution {
   [[nodiscard]] double cdf(seconds x) const noexcept;
   /// E[(X − x)+], x ≥ 0.
   [[nodiscard]] seconds mean_excess(seconds x) const noexcept;
-  /// E[((X − x)+)²], x ≥ 0.
-  [[nodiscard]] double square_excess_s2(seconds x) const noexcept;
 
   /// P(X > x), E[(X − x)+] in seconds and E[((X − x)+)²] in seconds².
   struct excess {

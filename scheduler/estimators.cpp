@@ -9,13 +9,16 @@ namespace sluice::scheduler {
 
 namespace {
 
+// Of what is longer nothing is learned, and sums and squares of it have no end.
+constexpr double longest_s = 1e9;
+
 double checked(char const* what, seconds value, bool positive) {
   double const x = value.count();
   if (!std::isfinite(x) || x < 0.0 || (positive && x == 0.0)) {
     throw std::invalid_argument(std::string(what) + " must be a finite number of seconds " +
                                 (positive ? "> 0" : ">= 0") + "; got " + std::to_string(x));
   }
-  return x;
+  return std::min(x, longest_s);
 }
 
 }  // namespace
@@ -146,8 +149,8 @@ dispersion_index::dispersion_index(seconds window, instant start)
 void dispersion_index::close_windows(instant now) noexcept {
   constexpr double keep = 1.0 - 1.0 / 200.0;  // a window's weight after each newer one
   double const passed = std::floor((now - begin_).count() / window_);
-  if (passed < 1.0) {
-    return;
+  if (!(passed >= 1.0) || !std::isfinite(passed)) {
+    return;  // nor where the clock says nothing
   }
   closed_ += passed;
   windows_ = windows_ * keep + 1.0;
@@ -244,7 +247,9 @@ attainment_window::attainment_window(seconds length, instant start)
     : slice_s_(checked("the window", length, true) / static_cast<double>(slices)), start_(start) {}
 
 void attainment_window::advance(instant now) noexcept {
-  auto const slice = static_cast<std::int64_t>(std::max(0.0, (now - start_).count()) / slice_s_);
+  constexpr double last_slice = 9e15;  // a clock that is broken ends here
+  auto const slice = static_cast<std::int64_t>(
+      std::min(last_slice, std::max(0.0, (now - start_).count()) / slice_s_));
   for (std::int64_t i = std::max(newest_ + 1, slice - slices + 1); i <= slice; ++i) {
     ring_[static_cast<std::size_t>(i % slices)] = {};
   }

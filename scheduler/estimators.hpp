@@ -11,7 +11,7 @@
 ///   rates.slow(now);   // per second, decayed up to `now`
 ///
 /// None is thread-safe: one thread at a time. Durations that are negative or not finite throw
-/// `std::invalid_argument`.
+/// `std::invalid_argument`; longer ones than 10⁹ s count as that.
 #pragma once
 
 #include <array>

@@ -23,7 +23,9 @@
 #include <cstdint>
 #include <optional>
 
+#include "scheduler/calibration.hpp"
 #include "scheduler/estimators.hpp"
+#include "scheduler/shared_executors.hpp"
 #include "scheduler/units.hpp"
 #include "scheduler/warm_policy.hpp"
 
@@ -42,8 +44,12 @@ struct model_settings {
 struct model_report {
   warm_decision warm;
   std::optional<double> observed_attainment;  ///< share within the latency, in the objective's
-                                              ///< window; none if no request
+                                              ///< window, the refused among the others; none if no
+                                              ///< request
   std::uint64_t observed_requests = 0;        ///< in that window
+  /// Half of the interval in which the admitted requests' share is expected around `warm.chosen.uncorrected`, by what it
+  /// varied by; 1 before 30 answers.
+  double half_width = 1.0;
   double fast_rate_per_s = 0.0;
   double slow_rate_per_s = 0.0;
   /// Index of dispersion at the time scale of a load or of a backlog.
@@ -68,6 +74,8 @@ class model_controller {
   /// A request came in. The answer follows the last tick: of the refused share, every so-many-th is
   /// refused.
   [[nodiscard]] admission on_arrival(instant now);
+  /// A request came in that somebody before has refused: it counts as asked for, and as not within the latency.
+  void on_refused_elsewhere(instant now);
   /// A request was answered. `service` excludes load and queueing; `response` includes both.
   void on_service(instant now, seconds service, seconds response);
   /// A request that has failed already, or that nobody waits for, was computed all the same.
@@ -78,7 +86,12 @@ class model_controller {
   /// memory.
   void on_load(instant now, seconds load, seconds handover = seconds{0.0});
 
-  [[nodiscard]] model_report tick(instant now);
+  /// `beside`: what other models of its device ask for (shared_executors.hpp).
+  [[nodiscard]] model_report tick(instant now, company const& beside = {});
+  /// Renews what `report` says has been observed; the decision stays. Costs far less than a tick.
+  void observe(instant now, model_report& report);
+  /// What it asks of its device, for the predictions of all that share it.
+  [[nodiscard]] shared_model demand(instant now) const;
   /// Whether what the last decision rests on has moved by more than its own noise since then. Until it has, and before
   /// `due`, another tick would decide the same but for that noise.
   [[nodiscard]] bool has_news() const noexcept { return has_news_; }
@@ -103,7 +116,12 @@ class model_controller {
     double service_s = 0.0;
     std::uint64_t arrivals = 0, services = 0, loads = 0;
   };
-  void note_decision(instant now, double planned);
+  void note_decision(instant now, double planned, warm_decision const& made);
+  void note_arrival(instant now);
+  void note_answer(bool within);
+  [[nodiscard]] seconds admission_step() const noexcept;
+  void learn_from_answers(instant now);
+  [[nodiscard]] warm_inputs inputs(instant now, company const& beside);
   [[nodiscard]] bool rate_has_moved(instant now) const;
 
   model_settings settings_;
@@ -122,6 +140,14 @@ class model_controller {
   double admit_share_ = 1.0;
   double admit_credit_ = 0.0;  // in [0, 1): grows by the share per arrival, and one whole admits
   seconds retry_after_{0.0};
+  calibration calibration_;
+  double predicted_ = 1.0;  // of the admitted, since the last tick, before it is corrected
+  double believed_ = 1.0;   // and after
+  std::uint64_t answers_ = 0, answers_within_ = 0;  // since then
+  instant learned_;
+  instant admission_changed_;
+  shortfall explained_ = shortfall::none;
+  std::optional<warm_decision::remedy> would_do_;
   basis basis_;
   bool has_news_ = true;
   instant due_ = instant::min();

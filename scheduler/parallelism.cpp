@@ -51,6 +51,21 @@ void parallelism::add(std::size_t model, double at_once, seconds took) {
   }
 }
 
+std::vector<double> parallelism::slowdowns() const {
+  std::vector<double> result;
+  for (std::size_t i = 0; i < bound_; ++i) {
+    result.push_back(slowdown_[i].count >= enough ? slowdown_[i].value : 1.0);
+  }
+  return result;
+}
+
+std::optional<seconds> parallelism::alone(std::size_t model) const {
+  auto const found = alone_.find(model);
+  return found != alone_.end() && found->second.count >= enough
+             ? std::optional{seconds{found->second.value}}
+             : std::nullopt;
+}
+
 std::size_t parallelism::largest_that_yields() const {
   std::size_t number = 1;
   while (number < most_) {

@@ -17,6 +17,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <unordered_map>
 #include <vector>
 
@@ -37,6 +38,10 @@ class parallelism {
   /// Another model has its number from now on.
   void forget(std::size_t model) { alone_.erase(model); }
   [[nodiscard]] std::size_t bound() const noexcept { return bound_; }
+  /// Of 1, 2, … `bound` at once: how many times as long each takes; 1 where that is not known.
+  [[nodiscard]] std::vector<double> slowdowns() const;
+  /// What a model takes alone; nothing before that is known.
+  [[nodiscard]] std::optional<seconds> alone(std::size_t model) const;
 
  private:
   struct mean {

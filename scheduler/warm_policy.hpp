@@ -52,13 +52,19 @@ struct warm_inputs {
   std::optional<seconds> current{};             ///< the timeout in force
   bool reject_on_miss = false;                  ///< refuse what would miss, instead of queueing it
   bool service_measured = false;  ///< `service` is from measurements; nothing is refused on a prior
-  seconds rate_memory{10.0};      ///< time constant of the arrival estimate, for `retry_after`
+  company beside{};               ///< what else its device computes
+  double log_odds = 0.0;          ///< correction of predicted shares (calibration.hpp)
+  double least_admitted = 0.0;  ///< bounds of the share of requests to admit, with `reject_on_miss`
+  double most_admitted = 1.0;
+  bool explains = false;      ///< if nothing meets the objective, say what would (`remedy`)
+  seconds rate_memory{10.0};  ///< time constant of the arrival estimate, for `retry_after`
 };
 
 struct prediction {
   seconds idle_timeout{0.0};
   double exceed = 0.0;             ///< P(idle gap > timeout)
-  double attainment = 0.0;         ///< share of requests within the latency
+  double attainment = 0.0;         ///< share of requests within the latency; the refused are not
+  double uncorrected = 0.0;        ///< the same of those that are admitted, before it is corrected
   double released_fraction = 0.0;  ///< share of time in which training has the memory
   double released_bytes = 0.0;     ///< the same in bytes: weights × fraction
   double loads_per_s = 0.0;
@@ -70,7 +76,9 @@ enum class shortfall {
   none,              ///< one does
   overloaded,        ///< more work arrives than one server can do
   queueing,          ///< even an always warm model answers too few in time, because requests queue
+  neighbours,        ///< it would answer enough alone, but waits for other models of its device
   service_too_slow,  ///< even a request that finds the model warm and idle misses too often
+  observed,          ///< it should be met, but the answers that were seen say otherwise
   max_idle,          ///< an always warm model would meet it, but `max_idle` releases the model
 };
 [[nodiscard]] std::string_view to_string(shortfall reason) noexcept;
@@ -81,12 +89,21 @@ struct warm_decision {
   shortfall reason = shortfall::none;
   [[nodiscard]] bool feasible() const noexcept { return reason == shortfall::none; }
 
+  /// What would meet the objective, each by itself; 0 and `forever`: nothing of that kind. Only if asked for.
+  struct remedy {
+    double rate_per_s = 0.0;   ///< at most so many requests of the model
+    seconds latency{forever};  ///< a promise of that latency
+  };
+  std::optional<remedy> would_do;
+
   /// Share of requests to admit; below one only if refusing the others lets the admitted ones meet
   /// the objective.
   double admit_share = 1.0;
   seconds retry_after{0.0};  ///< for the refused
 
   double required_share = 0.0;  ///< what `attainment` had to meet
+  predicted_by by = predicted_by::alone;
+  double log_odds = 0.0;  ///< by which predictions were corrected
   double warm_attainment = 0.0;
   double cold_attainment = 0.0;  ///< of a request that finds the model released
   double utilisation = 0.0;

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <cmath>
 #include <string_view>
 #include <vector>
 
@@ -183,6 +184,19 @@ std::string pauses_text(json const& status) {
          cut_short_text(pauses);
 }
 
+/// Behind the reason why a promise cannot be kept.
+std::string what_would_do(json const& model) {
+  auto const& would_do = field(model, "would_do");
+  std::string text;
+  if (auto const& rate = field(would_do, "rate_per_s"); rate.is_number() && rate > 0.0) {
+    text += fmt::format("; at most {:.3g} requests/s would do", rate.get<double>());
+  }
+  if (auto const& latency = field(would_do, "latency_ms"); latency.is_number()) {
+    text += fmt::format("; a latency of {:.0f} ms would do", std::ceil(latency.get<double>()));
+  }
+  return text;
+}
+
 std::string models_text(json const& models) {
   if (!models.is_array() || models.empty()) {
     return {};
@@ -199,8 +213,8 @@ std::string models_text(json const& models) {
                     percent(field(model, "observed_attainment")), cell("requests"),
                     cell("cold_starts"), cell("arrival_rate_per_s")});
     if (field(model, "infeasible") == json(true)) {
-      warnings += fmt::format("  {} is predicted to miss its promise with any idle timeout: {}\n",
-                              cell("name"), cell("reason"));
+      warnings += fmt::format("  {} is predicted to miss its promise with any idle timeout: {}{}\n",
+                              cell("name"), cell("reason"), what_would_do(model));
     }
     if (field(model, "unservable").is_string()) {
       warnings += fmt::format("  {} cannot be served: {}\n", cell("name"), cell("unservable"));

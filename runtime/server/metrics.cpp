@@ -135,6 +135,14 @@ void add_models(metrics_text& to, json const& models) {
   each("sluice_model_attainment_observed_ratio", kind::gauge,
        "Share of requests in time that was measured within the promise's window.",
        "observed_attainment");
+  each("sluice_model_attainment_uncorrected_ratio", kind::gauge,
+       "Share of the admitted requests in time that the model of the queue predicts by itself.",
+       "predicted_uncorrected");
+  each("sluice_model_attainment_correction_log_odds", kind::gauge,
+       "What is added to the log odds of that, since answers have belied it; 0: nothing.",
+       "correction_log_odds");
+  each("sluice_model_admitted_ratio", kind::gauge,
+       "Share of requests that is admitted, with on_miss_predicted: reject.", "admitted_share");
   each("sluice_model_cold_starts_total", kind::counter,
        "Loads of the model, since the executor started.", "cold_starts");
   each("sluice_model_ended_executors_total", kind::counter, "Executors that the model has ended.",

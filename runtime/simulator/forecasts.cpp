@@ -139,9 +139,14 @@ forecast of_classes(std::vector<traffic_seen> const& all,
     double const wait = scheduler::mean_wait_in_turn(kinds).count();
     for (std::size_t i = 0; i < models.size(); ++i) {
       if (models[i].device == device && all[i].rate_per_s > 0.0) {
-        scheduler::attainment_model const in_time{
-            all[i].service, {}, models[i].goal.latency, line.service};
-        sum.add(all[i].rate_per_s, in_time.at(line.arrivals_per_s).share_within(0.0), wait);
+        scheduler::attainment_model const in_time{all[i].service,
+                                                  {},
+                                                  models[i].goal.latency,
+                                                  {.by = scheduler::predicted_by::classes_in_turn,
+                                                   .arrivals_per_s = line.arrivals_per_s,
+                                                   .service = line.service,
+                                                   .own_per_s = all[i].rate_per_s}};
+        sum.add(all[i].rate_per_s, in_time.at(all[i].rate_per_s).share_within(0.0), wait);
       }
     }
   }

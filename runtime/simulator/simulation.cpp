@@ -41,15 +41,13 @@ struct request_on_way {
 enum class model_place : std::uint8_t { cold, loading, warm, releasing };
 
 struct kept_state {
-  double idle_since = 0.0;
-  double cold_since = 0.0;
-  double load_began = 0.0;
+  double since = 0.0;  ///< idle, cold, or being loaded
   double handover_s = 0.0;
+  double timer_end = never;  ///< when the idle timer ends
   std::uint32_t first = nobody, last = nobody;
   std::uint32_t running = 0;
   std::uint32_t timer = 0;  ///< version of the idle timer in force
   model_place is = model_place::cold;
-  double timer_end = never;  ///< when that ends
 
   [[nodiscard]] bool is_idle() const {
     return is == model_place::warm && running == 0 && first == nobody;
@@ -312,7 +310,7 @@ class event_loop {
     bool const was_full = state.running-- == models_[it.model].instances;
     policy_.on_answer(it.model, now_, it.service_s, now_ - it.at_s);
     if (state.is_idle()) {
-      state.idle_since = now_;
+      state.since = now_;
       wait_for_idle_end(it.model);
     } else if (was_full) {
       make_ready(it.model);
@@ -340,7 +338,7 @@ class event_loop {
   /// Sets its timer to when its policy wants it to go by what it says now.
   void wait_for_idle_end(model_number model) {
     auto& state = states_[model];
-    double const end = state.idle_since + policy_.idle_timeout(model, now_);
+    double const end = state.since + policy_.idle_timeout(model, now_);
     if (end == state.timer_end) {
       return;
     }
@@ -382,7 +380,7 @@ class event_loop {
   void become_cold(model_number model) {
     auto& state = states_[model];
     state.is = model_place::cold;
-    state.cold_since = now_;
+    state.since = now_;
     auto const device = models_[model].device;
     account_free();
     policy_.give_free(device, models_[model].bytes);
@@ -397,8 +395,8 @@ class event_loop {
     auto& state = states_[model];
     auto const bytes = models_[model].bytes;
     state.is = model_place::loading;
-    state.load_began = now_;
     count_released(model, now_);
+    state.since = now_;
     account_free();
     bool const is_free = bytes > 0 && policy_.take_free(models_[model].device, bytes) >= bytes;
     auto const& costs = settings_.costs;
@@ -412,18 +410,18 @@ class event_loop {
   void become_warm(model_number model) {
     auto& state = states_[model];
     state.is = model_place::warm;
-    policy_.on_load(model, now_, now_ - state.load_began, state.handover_s);
+    policy_.on_load(model, now_, now_ - state.since, state.handover_s);
     if (state.first != nobody) {
       make_ready(model);
       start(models_[model].device);
     } else {  // nobody has come yet
-      state.idle_since = now_;
+      state.since = now_;
       wait_for_idle_end(model);
     }
   }
 
   void count_released(model_number model, double end_s) {
-    double const since = std::max(states_[model].cold_since, settings_.count_from_s);
+    double const since = std::max(states_[model].since, settings_.count_from_s);
     double const length = std::max(0.0, std::min(end_s, account_end_) - since);
     outcome_.models[model].released_s += length;
     outcome_.released_byte_s += length * static_cast<double>(models_[model].bytes);
@@ -446,13 +444,11 @@ class event_loop {
     for (model_number m = 0; m < states_.size(); ++m) {
       if (states_[m].is == model_place::cold) {
         count_released(m, end_s);
+        states_[m].since = end_s;  // what comes after does not count
       }
       bytes += static_cast<double>(models_[m].bytes);
     }
     account_end_ = end_s;
-    for (auto& each : states_) {
-      each.cold_since = end_s;  // what comes after does not count
-    }
     outcome_.length_s = end_s - settings_.count_from_s;
     outcome_.deployed_byte_s = bytes * outcome_.length_s;
   }

@@ -51,6 +51,7 @@ UNCALLED = {
     "mean_wait_behind": "the same",
     "mean_waits_by_rank": "the same",
     "with_teardown": "the same",
+    "lundberg_tail": "the same",
     "exceed_for_extra_wait": "the same",
     "poisson_timeout": "the same",
     "cheapest_timeout": "the same",

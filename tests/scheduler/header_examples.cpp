@@ -11,6 +11,7 @@
 #include "scheduler/attainment.hpp"
 #include "scheduler/batch_planner.hpp"
 #include "scheduler/bursts.hpp"
+#include "scheduler/calibration.hpp"
 #include "scheduler/detail/interval_window.hpp"
 #include "scheduler/distribution.hpp"
 #include "scheduler/estimators.hpp"
@@ -24,6 +25,7 @@
 #include "scheduler/queueing.hpp"
 #include "scheduler/reserve.hpp"
 #include "scheduler/run_ahead.hpp"
+#include "scheduler/shared_executors.hpp"
 #include "scheduler/shared_server.hpp"
 #include "scheduler/warm_policy.hpp"
 
@@ -175,6 +177,19 @@ void of_hold_choice() {
 void of_run_ahead() {
   std::vector<run_ahead_promise> const promises{{.share = 0.99, .latency = 20ms, .service = 2ms}};
   run_ahead_bound(promises);
+}
+
+void of_calibration() {
+  calibration seen{5min};
+  seen.add(1s, 20, 11, 0.99);
+  seen.corrected(0.99);
+}
+
+void of_shared_executors(distribution const& small, distribution const& large) {
+  std::vector<shared_model> const models{{.arrivals_per_s = 20.0, .service = small},
+                                         {.arrivals_per_s = 1.0, .service = large}};
+  auto const beside = predict_together(models, {.at_once = 1});
+  attainment_model{small, {}, 50ms, beside[0]}.at(20.0);
 }
 
 void of_shared_server(distribution const& small, distribution const& large) {

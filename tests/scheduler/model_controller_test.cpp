@@ -286,5 +286,98 @@ TEST(model_controller, refuses_settings_that_contradict_themselves) {
   EXPECT_THROW((model_controller{s, at(0.0)}), std::invalid_argument);
 }
 
+TEST(model_controller, has_news_where_something_has_moved_and_else_seldom) {
+  std::mt19937_64 random{3};
+  std::exponential_distribution<double> gap{2.0};
+  std::exponential_distribution<double> service{20.0};
+  model_controller model{settings(0.9, 0.5), at(0.0)};
+  double now = 0.0;
+  auto const play = [&](double length_s, double faster) {
+    int decisions = 0;
+    for (double const end = now + length_s; now < end; now += gap(random) / faster) {
+      (void)model.on_arrival(at(now));
+      model.on_service(at(now), seconds{service(random)}, seconds{0.1});
+      if (model.has_news() || at(now) >= model.due()) {
+        (void)model.tick(at(now));
+        ++decisions;
+      }
+    }
+    return decisions;
+  };
+  EXPECT_GT(play(60.0, 1.0), 3);
+  (void)play(3600.0, 1.0);
+  EXPECT_LT(play(3600.0, 1.0), 360);  // of 7200 requests
+  EXPECT_FALSE(model.has_news());
+  EXPECT_GT(play(20.0, 8.0), 0) << "traffic has risen";
+}
+
+TEST(model_controller, is_due_ever_more_rarely_while_it_hears_nothing) {
+  model_controller model{settings(0.9, 0.5), at(0.0)};
+  for (int i = 0; i < 400; ++i) {
+    (void)model.on_arrival(at(0.5 * i));
+    model.on_service(at(0.5 * i), seconds{0.05}, seconds{0.1});
+  }
+  double now = 200.0;
+  (void)model.tick(at(now));
+  double before = 0.0;
+  for (int i = 0; i < 8; ++i) {
+    double const silence = (model.due() - at(now)).count();
+    ASSERT_GT(silence, before);
+    before = silence;
+    now += silence;
+    (void)model.tick(at(now));
+    ASSERT_FALSE(model.has_news());
+  }
+}
+
+TEST(model_controller, counts_refusals_as_missed) {
+  model_settings s = settings(0.9, 0.5);
+  s.reject_on_miss = true;
+  model_controller model{s, at(0.0)};
+  double now = 0.0;
+  for (int second = 1; second <= 120; ++second) {
+    for (int i = 0; i < 30; ++i, now += 1.0 / 30.0) {
+      if (model.on_arrival(at(now)).admitted) {
+        model.on_service(at(now), seconds{0.1}, seconds{0.2});
+      }
+    }
+    (void)model.tick(at(now));
+  }
+  auto const report = model.tick(at(now));
+  ASSERT_GT(report.refused, 1000U);
+  EXPECT_LT(*report.observed_attainment, 0.6);
+  EXPECT_NEAR(*report.observed_attainment,
+              1.0 - static_cast<double>(report.refused) / static_cast<double>(report.arrivals),
+              1e-9);
+}
+
+TEST(model_controller, corrects_a_prediction_that_answers_belie_and_refuses_by_it) {
+  model_settings s = settings(0.9, 0.5);
+  s.goal.window = seconds{60.0};
+  s.reject_on_miss = true;
+  model_controller model{s, at(0.0)};
+  model_report report = model.tick(at(0.0));
+  double now = 0.0;
+  auto const play = [&](int length_s, int in_time_of_ten) {
+    for (int i = 0; i < 10 * length_s; ++i, now += 0.1) {
+      if (model.on_arrival(at(now)).admitted) {
+        model.on_service(at(now), seconds{0.01}, seconds{i % 10 < in_time_of_ten ? 0.1 : 2.0});
+      }
+      if (i % 10 == 9) {
+        report = model.tick(at(now));
+      }
+    }
+  };
+  play(300, 5);  // its own queue explains nothing of that
+  EXPECT_GT(report.warm.chosen.uncorrected, 0.99);
+  EXPECT_EQ(report.warm.reason, shortfall::observed);
+  EXPECT_LT(report.warm.log_odds, -1.0);
+  EXPECT_LT(report.warm.admit_share, 0.5);
+  EXPECT_NEAR(report.warm.chosen.attainment / report.warm.admit_share, 0.5, 0.1);
+  play(600, 10);
+  EXPECT_TRUE(report.warm.feasible());
+  EXPECT_EQ(report.warm.admit_share, 1.0);
+}
+
 }  // namespace
 }  // namespace sluice::scheduler

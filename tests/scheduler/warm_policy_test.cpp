@@ -152,8 +152,9 @@ TEST(decide, refuses_the_excess_of_an_overload) {
   in.service_measured = true;
   warm_decision const d = decide(in);
   EXPECT_EQ(d.reason, shortfall::overloaded);
-  EXPECT_EQ(d.chosen.attainment, 0.0);
-  EXPECT_EQ(d.chosen.mean_wait, forever);
+  EXPECT_GE(d.chosen.uncorrected, d.required_share) << "of those that are admitted";
+  EXPECT_NEAR(d.chosen.attainment, d.admit_share * d.chosen.uncorrected, 1e-12) << "of all";
+  EXPECT_LT(d.chosen.mean_wait, forever);
   EXPECT_GT(d.admit_share, 0.05);
   EXPECT_LT(d.admit_share, 10.0 / 50.0);
 }
@@ -296,6 +297,56 @@ TEST(shortfall, has_a_name_for_each_reason) {
   EXPECT_EQ(to_string(shortfall::queueing), "queueing");
   EXPECT_EQ(to_string(shortfall::service_too_slow), "service_too_slow");
   EXPECT_EQ(to_string(shortfall::max_idle), "max_idle");
+}
+
+TEST(decide, names_neighbours_as_the_reason_and_what_would_do) {
+  warm_inputs in = rare_requests();
+  in.arrivals_per_s = 1.0;
+  in.beside = {.by = predicted_by::classes_in_turn,
+               .arrivals_per_s = 3.0,
+               .service = distribution::mixture(
+                   {{.weight = 1.0, .mean = seconds{0.1}}, {.weight = 2.0, .mean = seconds{0.4}}}),
+               .own_per_s = 1.0};
+  in.explains = true;
+  warm_decision const d = decide(in);
+  EXPECT_EQ(d.reason, shortfall::neighbours);
+  EXPECT_EQ(d.by, predicted_by::classes_in_turn);
+  ASSERT_TRUE(d.would_do.has_value());
+  EXPECT_EQ(d.would_do->rate_per_s, 0.0) << "fewer of its own requests would not help it";
+  ASSERT_GT(d.would_do->latency, in.goal.latency);
+  ASSERT_LT(d.would_do->latency, forever);
+  in.goal.latency = d.would_do->latency;
+  EXPECT_TRUE(decide(in).feasible());
+}
+
+TEST(decide, says_at_what_rate_a_queue_would_do) {
+  warm_inputs in = rare_requests();
+  in.arrivals_per_s = 9.7;
+  in.explains = true;
+  warm_decision const d = decide(in);
+  EXPECT_EQ(d.reason, shortfall::queueing);
+  ASSERT_TRUE(d.would_do.has_value());
+  ASSERT_GT(d.would_do->rate_per_s, 1.0);
+  in.long_run_rate_per_s = in.arrivals_per_s;  // the same promise
+  in.arrivals_per_s = 0.999 * d.would_do->rate_per_s;
+  EXPECT_TRUE(decide(in).feasible());
+  in.arrivals_per_s = 1.02 * d.would_do->rate_per_s;
+  EXPECT_FALSE(decide(in).feasible());
+}
+
+TEST(decide, believes_what_was_observed) {
+  warm_inputs in = rare_requests();
+  ASSERT_TRUE(decide(in).feasible());
+  in.log_odds = -6.0;
+  warm_decision const d = decide(in);
+  EXPECT_EQ(d.reason, shortfall::observed);
+  EXPECT_LT(d.chosen.attainment, d.required_share);
+  EXPECT_GT(d.chosen.uncorrected, d.required_share);
+  EXPECT_EQ(d.admit_share, 1.0);
+  in.reject_on_miss = true;
+  in.service_measured = true;
+  in.least_admitted = 0.8;
+  EXPECT_EQ(decide(in).admit_share, 0.8);
 }
 
 }  // namespace

@@ -208,6 +208,11 @@ void executor_session::take(message received) {
     if (host_ != nullptr) {
       host_->keep_warm();
     }
+  } else if (type == "refused") {
+    std::lock_guard const lock{mutex_};
+    if (host_ != nullptr) {
+      host_->note_refused(received.body.value("model", model_executor::model_index{0}));
+    }
   } else if (type == "end") {
     std::lock_guard const lock{mutex_};
     end_wanted_ = true;

@@ -179,6 +179,9 @@ request_ticket remote_executor::impl::submit(model_index model, infer_request re
   bool const would_be_late = !refusal && (refusal = refuse_late(model, now, deadline));
   if (refusal) {
     pending_.on_refusal(model, would_be_late);
+    if (would_be_late) {
+      send({0, {{"type", "refused"}, {"model", model}}});
+    }
     lock.unlock();
     made.done(std::move(*refusal));
     return ticket;

@@ -1,5 +1,8 @@
 #include "runtime/server/hosting/host_status.hpp"
 
+#include <fmt/format.h>
+
+#include <cmath>
 #include <limits>
 
 namespace sluice::server {
@@ -39,6 +42,12 @@ json describe(model_snapshot const& model) {
         {"window_s", in_seconds(model.goal.window)}}},
       {"infeasible", !decision.feasible()},
       {"reason", to_string(decision.reason)},
+      {"would_do", nullptr},
+      {"predicted_by", to_string(decision.by)},
+      {"predicted_uncorrected", decision.chosen.uncorrected},
+      {"predicted_half_width", model.report.half_width},
+      {"correction_log_odds", decision.log_odds},
+      {"admitted_share", decision.admit_share},
       {"requests", model.requests},
       {"failed", model.failed},
       {"cancelled", model.cancelled},
@@ -55,6 +64,10 @@ json describe(model_snapshot const& model) {
   };
   if (model.report.observed_attainment) {
     result["observed_attainment"] = *model.report.observed_attainment;
+  }
+  if (decision.would_do) {
+    result["would_do"] = {{"rate_per_s", decision.would_do->rate_per_s},
+                          {"latency_ms", in_ms(decision.would_do->latency)}};
   }
   return result;
 }
@@ -103,6 +116,21 @@ json list_of(Range const& range) {
 }
 
 }  // namespace
+
+std::string remedy_text(scheduler::warm_decision const& decision) {
+  auto const& would_do = decision.would_do;
+  bool const has_rate = would_do && would_do->rate_per_s > 0.0;
+  bool const has_latency = would_do && would_do->latency < scheduler::forever;
+  std::string text;
+  if (has_rate) {
+    text = fmt::format("at most {:.3g} requests/s", would_do->rate_per_s);
+  }
+  if (has_latency) {
+    text += fmt::format("{}a latency of {:.0f} ms", text.empty() ? "" : ", or ",
+                        std::ceil(in_ms(would_do->latency)));
+  }
+  return text.empty() ? "no other rate or latency" : text;
+}
 
 json describe(host_snapshot const& now) {
   auto pauses = describe(now.pauses);

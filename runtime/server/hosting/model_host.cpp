@@ -343,6 +343,13 @@ void model_host::impl::cancel(request_ticket which) {
   }
 }
 
+void model_host::impl::note_refused(model_index model) {
+  lock_type const lock{mutex_};
+  if (model < slots_.size()) {
+    slots_[model].controller.on_refused_elsewhere(clock::now());
+  }
+}
+
 void model_host::impl::keep_warm() {
   lock_type const lock{mutex_};
   keeps_warm_ = true;
@@ -575,6 +582,10 @@ void model_host::cancel(request_ticket which) {
 }
 void model_host::keep_warm() {
   impl_->keep_warm();
+}
+
+void model_host::note_refused(model_index model) {
+  impl_->note_refused(model);
 }
 void model_host::put(model_index place, served_model model) {
   impl_->put(place, std::move(model));

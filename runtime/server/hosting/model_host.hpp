@@ -204,6 +204,7 @@ class model_host final : public model_executor {
   request_ticket bring(model_index model, infer_request request, completion done) override;
   bool compute_here() override;
   void keep_warm() override;
+  void note_refused(model_index model) override;
 
   [[nodiscard]] host_snapshot snapshot() const;
   /// The same, as the status has it.

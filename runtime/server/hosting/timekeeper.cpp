@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "runtime/server/hosting/detail/model_host_impl.hpp"
+#include "runtime/server/hosting/host_status.hpp"
 #include "runtime/telemetry/logging.hpp"
 
 namespace sluice::server {
@@ -17,6 +18,11 @@ namespace {
 
 /// The scheduler's reserve stays below this share of the pool.
 constexpr std::uint64_t largest_reserve_divisor = 4;
+
+/// Before a model has computed so often, a promise that cannot be kept is a guess.
+constexpr std::uint64_t told_from_services = 30;
+/// A promise that is kept for so long is kept again.
+constexpr std::chrono::seconds told_over_after{10};
 
 /// For so many cold models stitched memory is prepared.
 constexpr std::size_t prepared_models = 4;
@@ -133,18 +139,7 @@ void model_host::impl::expire(clock::time_point now) {
 
 void model_host::impl::tick(lock_type& lock, clock::time_point now) {
   next_tick_ = now + options_.tick;
-  // Others may come meanwhile. NOLINTNEXTLINE(modernize-loop-convert)
-  for (model_index place = 0; place < slots_.size(); ++place) {
-    auto& each = slots_[place];
-    try {
-      each.report = each.controller.tick(now);
-    } catch (std::exception const& failure) {
-      spdlog::error("the scheduler has no decision model={} reason={}", each.is.name,
-                    telemetry::quoted(failure.what()));
-    }
-    lock.unlock();  // a decision takes up to a millisecond: requests get in between two
-    lock.lock();
-  }
+  decide(lock, now);
   publish_run_ahead();
   owed_ = pool_->owed();
   give_way(clock::now());  // an executor that loads, or computes, has none of its steps meanwhile
@@ -152,6 +147,82 @@ void model_host::impl::tick(lock_type& lock, clock::time_point now) {
   rest_activations(lock, now);
   keep_reserve(lock);
   prepare_memory(lock);
+}
+
+/// What one model asks for changes what others have to wait: with news of any of them all decide anew.
+void model_host::impl::decide(lock_type& lock, clock::time_point now) {
+  bool const has_news = std::any_of(slots_.begin(), slots_.end(), [now](slot const& each) {
+    return !each.is_retired && (each.controller.has_news() || each.controller.due() <= now);
+  });
+  auto const beside = has_news ? predict_together(lock, now) : std::vector<scheduler::company>{};
+  // Others may come meanwhile. NOLINTNEXTLINE(modernize-loop-convert)
+  for (model_index place = 0; place < slots_.size(); ++place) {
+    auto& each = slots_[place];
+    if (!has_news) {
+      each.controller.observe(now, each.report);
+      tell_of_promise(each, now);
+      continue;
+    }
+    try {
+      each.report =
+          each.controller.tick(now, place < beside.size() ? beside[place] : scheduler::company{});
+      tell_of_promise(each, now);
+    } catch (std::exception const& failure) {
+      spdlog::error("the scheduler has no decision model={} reason={}", each.is.name,
+                    telemetry::quoted(failure.what()));
+    }
+    lock.unlock();  // a decision takes up to a millisecond: requests get in between two
+    lock.lock();
+  }
+}
+
+/// By place. Computed without the lock, since a simulation takes milliseconds.
+std::vector<scheduler::company> model_host::impl::predict_together(lock_type& lock,
+                                                                   clock::time_point now) const {
+  std::vector<scheduler::shared_model> models;
+  for (model_index place = 0; place < slots_.size(); ++place) {
+    auto demand =
+        slots_[place].is_retired ? scheduler::shared_model{} : slots_[place].controller.demand(now);
+    auto const measured = demand.service.mean();
+    if (auto const alone = parallelism_.alone(place); alone && measured > *alone) {
+      demand.alone_factor = *alone / measured;
+    }
+    models.push_back(std::move(demand));
+  }
+  scheduler::shared_executors const executors{.at_once = parallelism_.bound(),
+                                              .slowdown = parallelism_.slowdowns()};
+  lock.unlock();
+  std::vector<scheduler::company> beside;
+  try {
+    beside = scheduler::predict_together(models, executors);
+  } catch (std::exception const& failure) {
+    spdlog::error("models are predicted alone reason={}", telemetry::quoted(failure.what()));
+  }
+  lock.lock();
+  return beside;
+}
+
+/// Once, and once more when it has been over for a while.
+void model_host::impl::tell_of_promise(slot& model, clock::time_point now) {
+  auto const& made = model.report.warm;
+  if (!made.feasible()) {
+    model.keeps_since.reset();
+    if (!model.told_of_miss && model.report.services >= told_from_services) {
+      model.told_of_miss = true;
+      spdlog::warn(
+          "a model is predicted to miss its promise with any idle timeout model={} reason={} "
+          "required={:.4f} predicted={:.4f} would_do={}",
+          model.is.name, scheduler::to_string(made.reason), made.required_share,
+          made.chosen.attainment, telemetry::quoted(remedy_text(made)));
+    }
+  } else if (model.told_of_miss) {
+    model.keeps_since = model.keeps_since.value_or(now);
+    if (now - *model.keeps_since >= told_over_after) {
+      model.told_of_miss = false;
+      spdlog::info("a model is predicted to keep its promise again model={} predicted={:.4f}",
+                   model.is.name, made.chosen.attainment);
+    }
+  }
 }
 
 /// What computations keep for each other goes back when a model has not computed for a while, since it may have needed the most.

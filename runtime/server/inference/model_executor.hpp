@@ -74,6 +74,8 @@ class model_executor {
   virtual void cancel(request_ticket which) = 0;
   /// From now on no model is released for being idle: its server ends, and leaves them.
   virtual void keep_warm() {}
+  /// Somebody in front has refused a request of the model, which would have come too late: it was asked for, and missed.
+  virtual void note_refused(model_index /*model*/) {}
   /// What the status says of models, requests, latencies, pauses and handovers (docs/operations.md). May take a
   /// second where it is another process that does not answer.
   [[nodiscard]] virtual nlohmann::json status() const = 0;

@@ -41,7 +41,8 @@ json full() {
        "required_attainment": 0.99, "predicted_attainment": 0.995, "observed_attainment": null,
        "requests": 12, "cold_starts": 2, "arrival_rate_per_s": 0.25, "infeasible": false},
       {"name": "bert", "state": "cold", "bytes": 0, "idle_timeout_s": null,
-       "predicted_attainment": 0.5, "infeasible": true, "reason": "load_too_slow"}]})");
+       "predicted_attainment": 0.5, "infeasible": true, "reason": "load_too_slow",
+       "would_do": {"rate_per_s": 2.5, "latency_ms": 120.4}}]})");
 }
 
 TEST(status_text, a_job_that_has_been_parked_has_a_line_of_its_own) {
@@ -113,7 +114,7 @@ models
   name  state  bytes  activations  idle timeout  required  predicted  observed  requests  cold starts  arrivals/s
   vad   warm   2 MiB  1 MiB        12.5 s        99.0%     99.5%      -         12        2            0.25
   bert  cold   0 B    -            never         -         50.0%      -         -         -            -
-  bert is predicted to miss its promise with any idle timeout: load_too_slow
+  bert is predicted to miss its promise with any idle timeout: load_too_slow; at most 2.5 requests/s would do; a latency of 121 ms would do
 )");
 }
 

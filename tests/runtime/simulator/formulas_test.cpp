@@ -190,8 +190,14 @@ TEST(simulated, several_models_on_one_device_wait_as_classes_in_turn) {
       {.arrivals_per_s = 3.0, .service = distribution::gamma(seconds{0.2}, 1.0)}};
   auto const share = [&kinds](std::size_t i) {
     auto const all = scheduler::all_of(kinds);
-    return scheduler::attainment_model{kinds[i].service, {}, seconds{0.5}, all.service}
-        .at(all.arrivals_per_s)
+    return scheduler::attainment_model{kinds[i].service,
+                                       {},
+                                       seconds{0.5},
+                                       {.by = scheduler::predicted_by::classes_in_turn,
+                                        .arrivals_per_s = all.arrivals_per_s,
+                                        .service = all.service,
+                                        .own_per_s = kinds[i].arrivals_per_s}}
+        .at(kinds[i].arrivals_per_s)
         .share_within(0.0);
   };
   auto const of_model = [](std::size_t i) {

@@ -88,7 +88,9 @@ struct slot {
   model_state state = model_state::cold;
   memhandover::loaded_tensors memory;  ///< the executor's
   clock::time_point idle_since;
-  std::optional<clock::time_point> computed;  ///< last, as long as something may be kept of that
+  std::optional<clock::time_point> computed;     ///< last, as long as something may be kept of that
+  bool told_of_miss = false;                     ///< that its promise is predicted to be missed
+  std::optional<clock::time_point> keeps_since;  ///< and since when it is not any more
   bool load_wanted = false;
   bool rest_wanted = false;   ///< it has not computed for a while
   bool taken = false;         ///< a thread does something with it beside which nothing is computed
@@ -176,6 +178,7 @@ class model_host::impl {
   bool compute_here();
   void cancel(request_ticket which);
   void keep_warm();
+  void note_refused(model_index model);
   void put(model_index place, served_model model);
   void revise(model_index place, served_model to);
   void retire(model_index place);
@@ -240,6 +243,10 @@ class model_host::impl {
   void expire(clock::time_point now);
   void expire_computing(clock::time_point now);
   void tick(lock_type& lock, clock::time_point now);
+  void decide(lock_type& lock, clock::time_point now);
+  [[nodiscard]] std::vector<scheduler::company> predict_together(lock_type& lock,
+                                                                 clock::time_point now) const;
+  static void tell_of_promise(slot& model, clock::time_point now);
   void keep_reserve(lock_type& lock);
   void prepare_memory(lock_type& lock);
   void rest_activations(lock_type& lock, clock::time_point now);
