@@ -97,7 +97,7 @@ double attainment_at_rate::share_within(double exceed) const noexcept {
 }
 
 attainment_model::attainment_model(distribution const& service, distribution const& load,
-                                   seconds latency, company const& beside)
+                                   seconds latency, shared_load const& beside)
     : beside_(beside),
       service_mean_s_(service.mean().count()),
       service_square_s2_(service.second_moment_s2()),

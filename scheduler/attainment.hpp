@@ -6,7 +6,7 @@
 /// Building the object costs well under a millisecond; asking it for one more rate less; asking the
 /// answer for one more timeout is a division.
 ///
-/// Where others are computed by the same server, or beside it, `company` says so: the wait is that for all of them then, exactly for
+/// Where others are computed by the same server, or beside it, `shared_load` says so: the wait is that for all of them then, exactly for
 /// models that are always warm; that with a cold start the others go on meanwhile is met by the same wait behind it.
 ///
 ///   attainment_model model{service, load, 200ms};
@@ -53,7 +53,7 @@ enum class predicted_by {
 [[nodiscard]] std::string_view to_string(predicted_by how) noexcept;
 
 /// Of one model of several on a device (shared_executors.hpp makes it).
-struct company {
+struct shared_load {
   predicted_by by = predicted_by::alone;
   double arrivals_per_s = 0.0;  ///< of all models together
   distribution service{};       ///< of whoever comes, as one server would have it
@@ -68,7 +68,7 @@ class attainment_model {
  public:
   /// Throws `std::invalid_argument` unless latency is positive and finite.
   attainment_model(distribution const& service, distribution const& load, seconds latency,
-                   company const& beside = {});
+                   shared_load const& beside = {});
 
   /// At so many arrivals of the model's own; the others' stay.
   [[nodiscard]] attainment_at_rate at(double arrivals_per_s) const;
@@ -84,7 +84,7 @@ class attainment_model {
   /// Waits have to be known for the present rate.
   [[nodiscard]] double mean_response_s(double arrivals_per_s) const noexcept;
 
-  company beside_;
+  shared_load beside_;
   double service_mean_s_;
   double service_square_s2_;
   double load_mean_s_;

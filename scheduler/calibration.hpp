@@ -7,8 +7,8 @@
 /// again.
 ///
 ///   calibration seen{5min};
-///   seen.add(1s, 20, 11, 0.99);         // of 20 requests within a second 11 were in time, 0.99 had been predicted
-///   seen.corrected(0.99);               // what to predict now where the model says 0.99
+///   seen.add(1s, 20, 11, 0.99);   // of 20 in a second 11 were in time, 0.99 had been predicted
+///   seen.corrected(0.99);         // what to predict now where the model says 0.99
 ///
 /// Between the shares 0.02 and 0.98 this is a shift of the log odds; beyond, where those go to infinity, of the share by as much
 /// as there. It never changes the order of two predictions. One thread at a time.

@@ -181,7 +181,7 @@ shared_model model_controller::demand(instant now) const {
   return {.arrivals_per_s = rates_.planned(now) * admit_share_, .service = services_.estimate()};
 }
 
-warm_inputs model_controller::inputs(instant now, company const& beside) {
+warm_inputs model_controller::inputs(instant now, shared_load const& beside) {
   warm_inputs in{.goal = settings_.goal,
                  .limits = settings_.limits,
                  .weight_bytes = settings_.weight_bytes,
@@ -204,7 +204,7 @@ warm_inputs model_controller::inputs(instant now, company const& beside) {
   return in;
 }
 
-model_report model_controller::tick(instant now, company const& beside) {
+model_report model_controller::tick(instant now, shared_load const& beside) {
   learn_from_answers(now);
   auto in = inputs(now, beside);
   burst const around = burst_around(now, in.service, in.load);

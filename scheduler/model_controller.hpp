@@ -87,7 +87,7 @@ class model_controller {
   void on_load(instant now, seconds load, seconds handover = seconds{0.0});
 
   /// `beside`: what other models of its device ask for (shared_executors.hpp).
-  [[nodiscard]] model_report tick(instant now, company const& beside = {});
+  [[nodiscard]] model_report tick(instant now, shared_load const& beside = {});
   /// Renews what `report` says has been observed; the decision stays. Costs far less than a tick.
   void observe(instant now, model_report& report);
   /// What it asks of its device, for the predictions of all that share it.
@@ -121,7 +121,7 @@ class model_controller {
   void note_answer(bool within);
   [[nodiscard]] seconds admission_step() const noexcept;
   void learn_from_answers(instant now);
-  [[nodiscard]] warm_inputs inputs(instant now, company const& beside);
+  [[nodiscard]] warm_inputs inputs(instant now, shared_load const& beside);
   [[nodiscard]] bool rate_has_moved(instant now) const;
 
   model_settings settings_;

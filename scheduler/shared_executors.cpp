@@ -176,7 +176,7 @@ double utilisation_of(std::span<shared_model const> models, shared_executors con
 }
 
 void simulate(std::span<shared_model const> models, shared_executors const& executors,
-              std::vector<company>& to) {
+              std::vector<shared_load>& to) {
   double const utilisation = utilisation_of(models, executors);
   for (auto& each : to) {
     each.utilisation = utilisation;
@@ -197,10 +197,10 @@ void simulate(std::span<shared_model const> models, shared_executors const& exec
 
 }  // namespace
 
-std::vector<company> predict_together(std::span<shared_model const> models,
-                                      shared_executors const& executors) {
+std::vector<shared_load> predict_together(std::span<shared_model const> models,
+                                          shared_executors const& executors) {
   check(models, executors);
-  std::vector<company> result(models.size());
+  std::vector<shared_load> result(models.size());
   auto const active = static_cast<std::size_t>(std::count_if(
       models.begin(), models.end(), [](auto const& each) { return each.arrivals_per_s > 0.0; }));
   bool const is_one = active == 1 && models.size() == 1;

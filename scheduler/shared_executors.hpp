@@ -37,7 +37,7 @@ struct shared_executors {
 };
 
 /// Of each model in the same order.
-[[nodiscard]] std::vector<company> predict_together(std::span<shared_model const> models,
-                                                    shared_executors const& executors);
+[[nodiscard]] std::vector<shared_load> predict_together(std::span<shared_model const> models,
+                                                        shared_executors const& executors);
 
 }  // namespace sluice::scheduler

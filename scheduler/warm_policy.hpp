@@ -52,7 +52,7 @@ struct warm_inputs {
   std::optional<seconds> current{};             ///< the timeout in force
   bool reject_on_miss = false;                  ///< refuse what would miss, instead of queueing it
   bool service_measured = false;  ///< `service` is from measurements; nothing is refused on a prior
-  company beside{};               ///< what else its device computes
+  shared_load beside{};           ///< what else its device computes
   double log_odds = 0.0;          ///< correction of predicted shares (calibration.hpp)
   double least_admitted = 0.0;  ///< bounds of the share of requests to admit, with `reject_on_miss`
   double most_admitted = 1.0;

@@ -16,7 +16,7 @@ distribution exponential(double mean_s) {
   return distribution::gamma(seconds{mean_s}, 1.0);
 }
 
-double warm_share(shared_model const& of, seconds latency, company const& beside) {
+double warm_share(shared_model const& of, seconds latency, shared_load const& beside) {
   return attainment_model{of.service, {}, latency, beside}.at(of.arrivals_per_s).share_within(0.0);
 }
 

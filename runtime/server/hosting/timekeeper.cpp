@@ -20,9 +20,9 @@ namespace {
 constexpr std::uint64_t largest_reserve_divisor = 4;
 
 /// Before a model has computed so often, a promise that cannot be kept is a guess.
-constexpr std::uint64_t told_from_services = 30;
+constexpr std::uint64_t reported_from_services = 30;
 /// A promise that is kept for so long is kept again.
-constexpr std::chrono::seconds told_over_after{10};
+constexpr std::chrono::seconds reported_over_after{10};
 
 /// For so many cold models stitched memory is prepared.
 constexpr std::size_t prepared_models = 4;
@@ -154,19 +154,20 @@ void model_host::impl::decide(lock_type& lock, clock::time_point now) {
   bool const has_news = std::any_of(slots_.begin(), slots_.end(), [now](slot const& each) {
     return !each.is_retired && (each.controller.has_news() || each.controller.due() <= now);
   });
-  auto const beside = has_news ? predict_together(lock, now) : std::vector<scheduler::company>{};
+  auto const beside =
+      has_news ? predict_together(lock, now) : std::vector<scheduler::shared_load>{};
   // Others may come meanwhile. NOLINTNEXTLINE(modernize-loop-convert)
   for (model_index place = 0; place < slots_.size(); ++place) {
     auto& each = slots_[place];
     if (!has_news) {
       each.controller.observe(now, each.report);
-      tell_of_promise(each, now);
+      report_promise(each, now);
       continue;
     }
     try {
-      each.report =
-          each.controller.tick(now, place < beside.size() ? beside[place] : scheduler::company{});
-      tell_of_promise(each, now);
+      each.report = each.controller.tick(
+          now, place < beside.size() ? beside[place] : scheduler::shared_load{});
+      report_promise(each, now);
     } catch (std::exception const& failure) {
       spdlog::error("the scheduler has no decision model={} reason={}", each.is.name,
                     telemetry::quoted(failure.what()));
@@ -177,8 +178,8 @@ void model_host::impl::decide(lock_type& lock, clock::time_point now) {
 }
 
 /// By place. Computed without the lock, since a simulation takes milliseconds.
-std::vector<scheduler::company> model_host::impl::predict_together(lock_type& lock,
-                                                                   clock::time_point now) const {
+std::vector<scheduler::shared_load> model_host::impl::predict_together(
+    lock_type& lock, clock::time_point now) const {
   std::vector<scheduler::shared_model> models;
   for (model_index place = 0; place < slots_.size(); ++place) {
     auto demand =
@@ -192,7 +193,7 @@ std::vector<scheduler::company> model_host::impl::predict_together(lock_type& lo
   scheduler::shared_executors const executors{.at_once = parallelism_.bound(),
                                               .slowdown = parallelism_.slowdowns()};
   lock.unlock();
-  std::vector<scheduler::company> beside;
+  std::vector<scheduler::shared_load> beside;
   try {
     beside = scheduler::predict_together(models, executors);
   } catch (std::exception const& failure) {
@@ -203,22 +204,22 @@ std::vector<scheduler::company> model_host::impl::predict_together(lock_type& lo
 }
 
 /// Once, and once more when it has been over for a while.
-void model_host::impl::tell_of_promise(slot& model, clock::time_point now) {
+void model_host::impl::report_promise(slot& model, clock::time_point now) {
   auto const& made = model.report.warm;
   if (!made.feasible()) {
     model.keeps_since.reset();
-    if (!model.told_of_miss && model.report.services >= told_from_services) {
-      model.told_of_miss = true;
+    if (!model.miss_is_reported && model.report.services >= reported_from_services) {
+      model.miss_is_reported = true;
       spdlog::warn(
           "a model is predicted to miss its promise with any idle timeout model={} reason={} "
           "required={:.4f} predicted={:.4f} would_do={}",
           model.is.name, scheduler::to_string(made.reason), made.required_share,
           made.chosen.attainment, telemetry::quoted(remedy_text(made)));
     }
-  } else if (model.told_of_miss) {
+  } else if (model.miss_is_reported) {
     model.keeps_since = model.keeps_since.value_or(now);
-    if (now - *model.keeps_since >= told_over_after) {
-      model.told_of_miss = false;
+    if (now - *model.keeps_since >= reported_over_after) {
+      model.miss_is_reported = false;
       spdlog::info("a model is predicted to keep its promise again model={} predicted={:.4f}",
                    model.is.name, made.chosen.attainment);
     }

@@ -89,7 +89,7 @@ struct slot {
   memhandover::loaded_tensors memory;  ///< the executor's
   clock::time_point idle_since;
   std::optional<clock::time_point> computed;     ///< last, as long as something may be kept of that
-  bool told_of_miss = false;                     ///< that its promise is predicted to be missed
+  bool miss_is_reported = false;                 ///< that its promise is predicted to be missed
   std::optional<clock::time_point> keeps_since;  ///< and since when it is not any more
   bool load_wanted = false;
   bool rest_wanted = false;   ///< it has not computed for a while
@@ -244,9 +244,9 @@ class model_host::impl {
   void expire_computing(clock::time_point now);
   void tick(lock_type& lock, clock::time_point now);
   void decide(lock_type& lock, clock::time_point now);
-  [[nodiscard]] std::vector<scheduler::company> predict_together(lock_type& lock,
-                                                                 clock::time_point now) const;
-  static void tell_of_promise(slot& model, clock::time_point now);
+  [[nodiscard]] std::vector<scheduler::shared_load> predict_together(lock_type& lock,
+                                                                     clock::time_point now) const;
+  static void report_promise(slot& model, clock::time_point now);
   void keep_reserve(lock_type& lock);
   void prepare_memory(lock_type& lock);
   void rest_activations(lock_type& lock, clock::time_point now);
