@@ -1,4 +1,4 @@
-"""What a tick of the scheduler takes with many models, and what the simulator takes for a request, on one core.
+"""What a tick of the scheduler takes with many models, and what the simulator takes for a request, in processor time of one core.
 
 A cell of `models` is a number of models and a mean rate of each: requests come as a Poisson process and go to models by Zipf's
 distribution with exponent 1; an hour passes first, then ticks of an hour are timed, one a second of the played time. A tick decides anew for the models
