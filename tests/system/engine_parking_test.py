@@ -15,9 +15,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import torch
 from engine_example_test import alone
 from host_parking_test import may_hold_pages
-from serving import Server, eventually
+from server_models import AFFINE, Affine
+from serving import Server, eventually, floats
 
 ENGINE = Path(__file__).resolve().parents[2] / "examples" / "engine" / "server.py"
 MOUNTED = Path(__file__).with_name("mounted_engine.py")
@@ -46,9 +48,9 @@ def serve(world, monkeypatch):
     """Starts a server with these engines and no models of a repository."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
-    def start(*engines: str, timeout: str = "280s", memory: int = POOL, copies: int = 400, training: str = "") -> Server:
+    def start(*engines: str, timeout: str = "280s", memory: int = POOL, copies: int = 400, training: str = "", server: str = "") -> Server:
         path = world.folder / "policy.yaml"
-        path.write_text("\n".join(["version: 1", f"server: {{request_timeout: {timeout}}}", f"pool: {{backend: host, memory: {memory}MiB}}",
+        path.write_text("\n".join(["version: 1", f"server: {{request_timeout: {timeout}{', ' + server if server else ''}}}", f"pool: {{backend: host, memory: {memory}MiB}}",
                                    f"host_copies: {{memory: {copies}MiB}}", f"training: {{{training}}}", "scheduler: {tick: 20ms}", "models:",
                                    *engines]) + "\n", encoding="utf-8")
         return world.serve(path)
@@ -229,6 +231,25 @@ def test_a_job_is_parked_for_an_engine_that_is_woken_and_comes_back(serve, world
         job.stdin.write(b"look\n")
         job.stdin.flush()
         assert job.stdout.readline() == b"as it was\n"
+    assert_ledger_is_exact(world)
+
+
+def test_a_cold_model_takes_an_engines_memory_and_gives_way_when_the_engine_is_asked(serve, world):
+    model = world.models.add("large", Affine(padding_mib=POOL - 64), **AFFINE)
+    server = serve(engine(idle="mode: fixed, max_idle: 1h"),
+                   "  - {name: large, slo: {latency: 5s}, warm: {mode: fixed, max_idle: 1h}}",
+                   server=f"model_repository: {world.models.root}", training="stay: 1")
+    first = tokens(server)
+    x = torch.tensor([[1.0, 2.0, 3.0]])
+    for turn in range(1, 4):
+        # An engine that has just come back stays for a moment, for which the model is refused.
+        eventually(lambda: server.infer("large", [floats("x", x)])[0] == 200, "the model answers")
+        assert torch.equal(server.outputs("large", [floats("x", x)])[0], model(x))
+        eventually(lambda turn=turn: state(server)["parks"] >= turn, "the engine's memory has been taken")
+        eventually(lambda: state(server)["state"] == "parked", "which is seen")
+        assert tokens(server) == first
+        eventually(lambda: server.model("large")["state"] == "cold", "the model has given way")
+    assert (state(server)["starts"], state(server)["failed"], state(server)["refused"]) == (1, 0, 0)
     assert_ledger_is_exact(world)
 
 
