@@ -93,6 +93,7 @@ distribution distribution::of_samples(std::span<double const> samples) {
 
 distribution distribution::scaled(double factor) const {
   std::vector<part> parts;
+  parts.reserve(atoms_.size() + gammas_.size());
   for (auto const& a : atoms_) {
     parts.push_back({a.weight, seconds{factor * a.value}, 0.0});
   }

@@ -53,6 +53,7 @@ void parallelism::add(std::size_t model, double at_once, seconds took) {
 
 std::vector<double> parallelism::slowdowns() const {
   std::vector<double> result;
+  result.reserve(bound_);
   for (std::size_t i = 0; i < bound_; ++i) {
     result.push_back(slowdown_[i].count >= enough ? slowdown_[i].value : 1.0);
   }

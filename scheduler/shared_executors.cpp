@@ -135,7 +135,7 @@ class executor_simulation {
   }
 
   shared_executors const& executors_;
-  std::mt19937_64 random_{1};
+  std::mt19937_64 random_{1};  // the same again. NOLINT(bugprone-random-generator-seed)
   double rate_ = 0.0;
   double now_s_ = 0.0;
   std::vector<double> rates_until_;
@@ -153,6 +153,7 @@ distribution compressed(std::vector<double> samples) {
   std::sort(samples.begin(), samples.end());
   std::vector<double> kept;
   auto const count = std::min(kept_waits, samples.size());
+  kept.reserve(count);
   for (std::size_t i = 0; i < count; ++i) {
     kept.push_back(samples[(2 * i + 1) * samples.size() / (2 * count)]);
   }
