@@ -85,7 +85,7 @@ void publish_long_units(process_state& state) {
   }
 }
 
-/// Ranks on GPUs stay: whether NCCL's state there bears it has not been tried.
+/// What keeps the whole job from being parked, and how long a rank may be away.
 void set_parking(training_memory::options& into) {
   using memhandover::unparkable;
   into.why_unparkable =

@@ -77,8 +77,11 @@ def environment(tmp_path):
     return {**os.environ, "SLUICE_RUNTIME_DIR": str(tmp_path / "runtime"), "PYTHONFAULTHANDLER": "1"}
 
 
+OUTSIDE = pytest.mark.xfail(strict=True, reason="JAX's memory does not come from the pool")
+
+
 @pytest.mark.deadline(560)
-@pytest.mark.parametrize("mode", STEPS)
+@pytest.mark.parametrize("mode", [pytest.param(mode, marks=OUTSIDE if mode == "jax" else ()) for mode in STEPS])
 def test_losses_are_those_of_an_undisturbed_job(mode, sluice, build, tmp_path, environment):
     if mode in ("cupy", "jax") and importlib.util.find_spec(mode) is None:
         pytest.skip(f"{mode} is not installed")
