@@ -48,7 +48,11 @@ double upper_by_fraction(double shape, double x) noexcept {
 }  // namespace
 
 double gamma_step(double shape, double x) noexcept {
-  return x <= 0.0 ? 0.0 : std::exp(shape * std::log(x) - x - std::lgamma(shape + 1.0));
+  if (x <= 0.0) {
+    return 0.0;
+  }
+  int sign = 1;  // std::lgamma would write it to a variable that all threads share
+  return std::exp(shape * std::log(x) - x - ::lgamma_r(shape + 1.0, &sign));
 }
 
 double gamma_survival(double shape, double x) noexcept {

@@ -76,9 +76,9 @@ connection::error_code connection::take_what_is_there() {
 
 void connection::on_taken(error_code failure) {
   is_read_elsewhere_ = false;
-  bool const waits = failure == net::error::would_block;
   timed_out_ = timed_out_ && !parser_->is_done();  // it has come by then
   if (timed_out_) failure = net::error::operation_aborted;
+  bool const waits = failure == net::error::would_block;
   if ((failure && !waits) || parser_->is_done()) {
     if (buffer_.size() == 0) buffer_.shrink_to_fit();
     return on_body(failure, 0);

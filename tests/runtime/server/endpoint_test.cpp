@@ -525,6 +525,25 @@ TEST_P(http_endpoint, a_large_body_that_nobody_has_time_for_is_408_and_breaks_no
   await_connections(1);
 }
 
+TEST_P(http_endpoint, a_large_body_whose_time_is_over_before_anybody_has_read_of_it_is_408) {
+  options_.transfer_timeout = 500ms;
+  options_.body_threads = 1;
+  service_.hold_lookups_of("cold");
+  auto body = addition(1, 2);
+  body.resize(256 << 10U, ' ');
+  auto first = client();
+  first.request("POST", "/v2/models/cold/infer", body);
+  service_.await_held_lookup();
+  std::string const head = "POST /v2/models/add/infer HTTP/1.1\r\nHost: h\r\nContent-Length: ";
+  auto large = client(), small = client();
+  large.send(fmt::format("{}{}\r\n\r\n{}", head, body.size(), body.substr(0, 20'000)));
+  small.send(head + "100\r\n\r\n{");  // later, and read at once
+  EXPECT_EQ(small.read_response().status, 408);
+  service_.hold_lookups_of("");
+  EXPECT_EQ(large.read_response().status, 408);
+  EXPECT_EQ(sum_in(first.read_response()), 3.0F);
+}
+
 TEST_P(http_endpoint, a_client_that_leaves_within_a_large_body_is_missed) {
   for (bool const finishes_sending : {false, true}) {
     auto leaves = client();
