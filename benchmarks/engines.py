@@ -1,6 +1,6 @@
 """What it costs an engine to stand behind `sluice serve`, and how long it takes to be woken.
 
-    ./benchmarks/run.sh engines [--requests 2000] [--streams 20]        # the proxy
+    ./benchmarks/run.sh engines [--requests 2000] [--streams 100]        # the proxy
     ./benchmarks/run.sh engines --wake [--layers 32] [--width 4096]     # besides, on a GPU: parked and woken
 
 `part=proxy`: the same engine (engines_server.py) is asked through the server and past it, in turns. `added_us` is what an exchange of a small
@@ -189,7 +189,7 @@ def measure_wake(layers: int, width: int, pool_gib: int, wakes: int) -> Cell:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=2000)
-    parser.add_argument("--streams", type=int, default=20)
+    parser.add_argument("--streams", type=int, default=100)
     parser.add_argument("--wake", action="store_true", help="on a GPU: an engine is parked and woken, too")
     parser.add_argument("--layers", type=int, default=32)
     parser.add_argument("--width", type=int, default=4096)
