@@ -33,6 +33,12 @@ inline std::string addition(float a, float b) {
                 {{"name", "b"}, {"datatype", "FP32"}, {"shape", {1}}, {"data", {b}}}}}}
       .dump();
 }
+/// 1 + 2, in a body that is read like a large one.
+inline std::string large_addition() {
+  auto body = addition(1, 2);
+  body.resize(256 << 10U, ' ');
+  return body;
+}
 inline float sum_in(client_response const& response) {
   return nlohmann::json::parse(response.body)["outputs"][0]["data"][0];
 }
@@ -112,6 +118,15 @@ class endpoint_test : public testing::Test {
     auto connection = client();
     connection.request(method, target, body, headers);
     return connection.read_response();
+  }
+  /// A client whose large request keeps the one thread that reads such bodies, until `service_` holds no lookups any more.
+  http_client keep_others_bodies_waiting(std::string_view body) {
+    options_.body_threads = 1;
+    service_.hold_lookups_of("cold");
+    auto first = client();
+    first.request("POST", "/v2/models/cold/infer", body);
+    service_.await_held_lookup();
+    return first;
   }
   /// Blocks until the server holds `count` connections.
   void await_connections(std::size_t count) const {

@@ -437,8 +437,7 @@ TEST_P(http_endpoint, a_large_body_keeps_nobody_else_waiting) {
   options_.threads = 1;
   options_.body_threads = 1;
   service_.hold_lookups_of("cold");  // what is asked while a body is read
-  auto body = addition(1, 2);
-  body.resize(256 << 10U, ' ');
+  auto const body = large_addition();
   auto large = client();
   large.request("POST", "/v2/models/cold/infer", body);
   auto another = client();
@@ -504,13 +503,8 @@ TEST_P(http_endpoint, a_large_body_that_stalls_is_408) {
 
 TEST_P(http_endpoint, a_large_body_that_nobody_has_time_for_is_408_and_breaks_nothing) {
   options_.transfer_timeout = 500ms;
-  options_.body_threads = 1;
-  service_.hold_lookups_of("cold");
-  auto body = addition(1, 2);
-  body.resize(256 << 10U, ' ');
-  auto first = client();
-  first.request("POST", "/v2/models/cold/infer", body);
-  service_.await_held_lookup();
+  auto const body = large_addition();
+  auto first = keep_others_bodies_waiting(body);
   auto second = client(), leaves = client();
   (void)second.try_send(
       fmt::format("POST /v2/models/add/infer HTTP/1.1\r\nHost: h\r\nContent-Length: {}\r\n\r\n{}",
@@ -527,13 +521,8 @@ TEST_P(http_endpoint, a_large_body_that_nobody_has_time_for_is_408_and_breaks_no
 
 TEST_P(http_endpoint, a_large_body_whose_time_is_over_before_anybody_has_read_of_it_is_408) {
   options_.transfer_timeout = 500ms;
-  options_.body_threads = 1;
-  service_.hold_lookups_of("cold");
-  auto body = addition(1, 2);
-  body.resize(256 << 10U, ' ');
-  auto first = client();
-  first.request("POST", "/v2/models/cold/infer", body);
-  service_.await_held_lookup();
+  auto const body = large_addition();
+  auto first = keep_others_bodies_waiting(body);
   std::string const head = "POST /v2/models/add/infer HTTP/1.1\r\nHost: h\r\nContent-Length: ";
   auto large = client(), small = client();
   large.send(fmt::format("{}{}\r\n\r\n{}", head, body.size(), body.substr(0, 20'000)));
@@ -556,13 +545,8 @@ TEST_P(http_endpoint, a_client_that_leaves_within_a_large_body_is_missed) {
 }
 
 TEST_P(http_endpoint, stop_cuts_a_large_body_that_waits_to_be_read) {
-  options_.body_threads = 1;
-  service_.hold_lookups_of("cold");
-  auto body = addition(1, 2);
-  body.resize(256 << 10U, ' ');
-  auto first = client();
-  first.request("POST", "/v2/models/cold/infer", body);
-  service_.await_held_lookup();
+  auto const body = large_addition();
+  auto first = keep_others_bodies_waiting(body);
   auto second = client();
   second.request("POST", "/v2/models/add/infer", body);
   auto stopping = std::async(std::launch::async, [&] { endpoint_->stop(0ms); });
@@ -572,14 +556,9 @@ TEST_P(http_endpoint, stop_cuts_a_large_body_that_waits_to_be_read) {
 }
 
 TEST_P(http_endpoint, large_bodies_that_wait_have_a_bound) {
-  options_.body_threads = 1;
   options_.max_waiting_body_bytes = 100 << 10U;
-  service_.hold_lookups_of("cold");
-  auto body = addition(1, 2);
-  body.resize(256 << 10U, ' ');
-  auto large = client();
-  large.request("POST", "/v2/models/cold/infer", body);
-  service_.await_held_lookup();
+  auto const body = large_addition();
+  auto large = keep_others_bodies_waiting(body);
   auto const response = once("POST", "/v2/models/add/infer", body);
   EXPECT_EQ(response.status, 503);
   EXPECT_EQ(response.headers.count("Retry-After"), 1U);
@@ -592,8 +571,7 @@ TEST_P(http_endpoint, large_bodies_that_wait_have_a_bound) {
 
 TEST_P(http_endpoint, a_large_body_in_chunks_counts_while_it_comes) {
   options_.max_waiting_body_bytes = 100 << 10U;
-  auto body = addition(1, 2);
-  body.resize(256 << 10U, ' ');
+  auto const body = large_addition();
   auto const chunk = fmt::format("{:x}\r\n{}\r\n", body.size(), body);
   auto const* const head =
       "POST /v2/models/add/infer HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n";
@@ -618,8 +596,7 @@ TEST_P(http_endpoint, a_large_body_in_chunks_counts_while_it_comes) {
 
 TEST_P(http_endpoint, a_large_body_counts_as_it_comes_and_not_as_it_is_announced) {
   options_.max_waiting_body_bytes = 100 << 10U;
-  auto body = addition(1, 2);
-  body.resize(256 << 10U, ' ');
+  auto const body = large_addition();
   auto const head = fmt::format(
       "POST /v2/models/add/infer HTTP/1.1\r\nHost: h\r\nExpect: 100-continue\r\nContent-Length: "
       "{}\r\n\r\n",
@@ -640,8 +617,7 @@ TEST_P(http_endpoint, a_large_body_counts_as_it_comes_and_not_as_it_is_announced
 TEST_P(http_endpoint, a_compressed_body_counts_as_what_it_becomes) {
   options_.body_threads = 2;
   options_.max_waiting_body_bytes = 100 << 10U;
-  auto body = addition(1, 2);
-  body.resize(256 << 10U, ' ');
+  auto const body = large_addition();
   auto const packed = compressed(body, {}, content_coding::gzip);
   ASSERT_LT(packed.size(), 2000U);
   constexpr auto const* gzip = "Content-Encoding: gzip\r\n";
