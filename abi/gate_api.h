@@ -107,8 +107,9 @@ struct sluice_agreement {
    * ends it, or ends it alone. Else whoever asks ends it. */
   enum sluice_graph_result (*agree_on_launch)(void* held, struct sluice_graph_launch const* launch,
                                               struct sluice_agreed_call* call);
-  /* Whether this process has a communicator of NCCL (1), by which devices wait for each other. */
-  int (*has_communicators)(void);
+  /* Whether devices of other processes may wait for this one while its gate is closed (1): it has a communicator whose ranks do not
+   * agree on what they call. */
+  int (*others_may_wait)(void);
 };
 
 /* Is told when a process that computes for others, not one that trains, begins to use the device, and when it no longer
@@ -233,8 +234,7 @@ struct sluice_gate_api {
   /* Returns when the device has done all that was launched before the call. No synchronisation of the context: streams
    * that are being captured are left alone, and so are their captures. */
   void (*wait_launched)(void);
-  /* Has the process's launches watched, from now on until it ends. Once; not in a process that shares its memory, and
-   * before it launches. 0, or -1 if launches would go past the gate (standard error says how), or there is a watcher. */
+  /* Has the process's launches watched, from now on until it ends. Once, and before it launches. 0, or -1 if launches would go past the gate (standard error says how), or there is a watcher. */
   int (*watch_launches)(struct sluice_launch_watcher const* watcher);
   /* A word in shared memory: the CLOCK_MONOTONIC nanosecond until which a launch of another process is expected, 0 for
    * none. Until then the bound of run-ahead is a third, and nothing begins that would end later after it than the whole
@@ -282,6 +282,15 @@ struct sluice_runtime_api {
   /* The same thread waits in a call of that name since then (CLOCK_MONOTONIC nanoseconds). The name stays valid. Like
    * launch_wanted it is called again and again, and only leaves word. */
   void (*launch_held)(char const* call, int64_t since_ns);
+  /* For cuMemCreate: chunks of the pool for `bytes`, which are mapped nowhere that the program knows of. NULL, here and below, where
+   * there is nothing of the kind. NOT_OURS: let the driver answer. */
+  int (*piece_make)(int device, uint64_t* piece, size_t bytes);
+  /* Maps all of its chunks at addresses of the program's that nothing is mapped at, or for 0 nowhere again. Nothing on the device uses
+   * them. NOT_OURS: it could not, and nothing has changed. */
+  int (*piece_move)(uint64_t piece, uint64_t address);
+  void (*piece_free)(uint64_t piece);
+  /* Size of a chunk; 0: that device is not shared. */
+  size_t (*chunk_bytes)(int device);
 };
 
 /* Exported by the runtime library. Returns its table, or NULL if this process does not share (the

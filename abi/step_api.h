@@ -105,16 +105,17 @@ SLUICE_EXPORT void sluice_say_shortages(int say);
 /* Waits until the arena could have `bytes`, at most `timeout_ms`; 1 if so. */
 SLUICE_EXPORT int sluice_wait_memory(uint64_t bytes, uint32_t timeout_ms);
 
-/* The planner of micro-batch sizes (scheduler/batch_planner.hpp); one for the process. `fixed`:
- * always `largest`. */
-SLUICE_EXPORT int sluice_plan_start(uint32_t largest, int fixed);
-/* Samples of the next micro-batch; 0: wait until the arena could have *needed_bytes. */
-SLUICE_EXPORT uint32_t sluice_plan_next(uint32_t remaining, uint64_t* needed_bytes);
+/* The planner of micro-batches (scheduler/recomputation.hpp); one for the process. `fixed`: always
+ * `largest`. `may_recompute`: activations can be computed again in backward instead of being kept. */
+SLUICE_EXPORT int sluice_plan_start(uint32_t largest, int fixed, int may_recompute);
+/* Samples of the next micro-batch, and in *recompute whether its activations are to be computed again;
+ * 0: wait until the arena could have *needed_bytes. */
+SLUICE_EXPORT uint32_t sluice_plan_next(uint32_t remaining, uint64_t* needed_bytes, int* recompute);
 /* A micro-batch has run in `bytes`; one of so many samples takes `at_first_bytes`, not less, as long as
  * it is not known how its tensors lie best. */
-SLUICE_EXPORT void sluice_plan_committed(uint32_t samples, uint64_t bytes, uint64_t at_first_bytes,
-                                         double seconds);
-SLUICE_EXPORT void sluice_plan_discarded(uint32_t samples, int arena_state);
+SLUICE_EXPORT void sluice_plan_committed(uint32_t samples, int recomputed, uint64_t bytes,
+                                         uint64_t at_first_bytes, double seconds);
+SLUICE_EXPORT void sluice_plan_discarded(uint32_t samples, int recomputed, int arena_state);
 
 /* Segment provider for torch's MemPool on CUDA (signature of CUDAPluggableAllocator). */
 SLUICE_EXPORT void* sluice_arena_alloc(ssize_t bytes, int device, void* stream);

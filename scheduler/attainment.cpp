@@ -7,73 +7,16 @@
 #include <string>
 
 #include "scheduler/detail/gamma.hpp"
+#include "scheduler/detail/time_grid.hpp"
 
 namespace sluice::scheduler {
 
-namespace {
-
-constexpr std::size_t steps = 128;
-
-using excesses = std::vector<distribution::excess>;
-
-excesses excesses_on_grid(distribution const& of, double h) {
-  return of.excesses(seconds{h}, steps + 2);
-}
-
-/// Masses on 0, h, …, steps·h of a distribution whose stop-loss function E[(X − x)+] at j·h is `stop_loss(j)`; what
-/// lies beyond is lost. Each bit of mass goes to the two grid points around it in proportion to
-/// nearness, which keeps the mean.
-template <typename StopLoss>
-std::vector<double> on_grid(double h, StopLoss const& stop_loss) {
-  std::vector<double> result(steps + 1);
-  double before = 0.0;
-  double here = stop_loss(0);
-  for (std::size_t j = 0; j <= steps; ++j) {
-    double const after = stop_loss(j + 1);
-    double const mass = j == 0 ? 1.0 - (here - after) / h : (before - 2.0 * here + after) / h;
-    result[j] = std::max(0.0, mass);
-    before = here;
-    here = after;
-  }
-  return result;
-}
-
-std::vector<double> on_grid(excesses const& of, double h) {
-  return on_grid(h, [&of](std::size_t j) { return of[j].mean; });
-}
-
-std::vector<double> residual_on_grid(excesses const& of, double mean, double h) {
-  if (mean <= 0.0) {
-    std::vector<double> zero(steps + 1);
-    zero[0] = 1.0;
-    return zero;
-  }
-  return on_grid(h, [&](std::size_t j) { return of[j].square / (2.0 * mean); });
-}
-
-std::vector<double> sum_of(std::vector<double> const& a, std::vector<double> const& b) {
-  std::vector<double> result(steps + 1);
-  for (std::size_t i = 0; i <= steps; ++i) {
-    if (double const weight = a[i]; weight > 0.0) {
-      double* const to = result.data() + i;
-      double const* const from = b.data();
-      for (std::size_t j = 0; j <= steps - i; ++j) {
-        to[j] += weight * from[j];
-      }
-    }
-  }
-  return result;
-}
-
-double dot(std::vector<double> const& a, std::vector<double> const& b) {
-  double sum = 0.0;
-  for (std::size_t i = 0; i <= steps; ++i) {
-    sum += a[i] * b[i];
-  }
-  return std::min(1.0, sum);
-}
-
-}  // namespace
+using detail::excesses_on_grid;
+using detail::grid_steps;
+using detail::on_grid;
+using detail::residual_on_grid;
+using detail::share_of;
+using detail::sum_of;
 
 std::string_view to_string(predicted_by how) noexcept {
   switch (how) {
@@ -107,14 +50,18 @@ attainment_model::attainment_model(distribution const& service, distribution con
     throw std::invalid_argument("the latency must be a finite number of seconds > 0; got " +
                                 std::to_string(limit));
   }
-  double const h = limit / static_cast<double>(steps);
+  if (beside_.by != predicted_by::alone && !beside_.service) {
+    throw std::invalid_argument("what others ask of a device needs their service");
+  }
+  double const h = limit / static_cast<double>(grid_steps);
+  step_s_ = h;
   bool const is_simulated = beside_.by == predicted_by::simulation;
   auto const own = excesses_on_grid(service, h);
   auto const loading = excesses_on_grid(load, h);
   residual_ = residual_on_grid(own, service_mean_s_, h);
   if (beside_.by != predicted_by::alone) {
     residual_of_all_ =
-        residual_on_grid(excesses_on_grid(beside_.service, h), beside_.service.mean().count(), h);
+        residual_on_grid(excesses_on_grid(*beside_.service, h), beside_.service->mean().count(), h);
   }
   if (is_simulated) {
     simulated_waits_ = on_grid(excesses_on_grid(beside_.waits, h), h);
@@ -123,9 +70,9 @@ attainment_model::attainment_model(distribution const& service, distribution con
   loading_ = on_grid(loading, h);
   auto const computing =
       is_simulated ? excesses_on_grid(service.scaled(beside_.alone_factor), h) : own;
-  within_.resize(steps + 1);
-  for (std::size_t j = 0; j <= steps; ++j) {
-    within_[j] = std::clamp(1.0 - computing[steps - j].probability, 0.0, 1.0);
+  within_.resize(grid_steps + 1);
+  for (std::size_t j = 0; j <= grid_steps; ++j) {
+    within_[j] = std::clamp(1.0 - computing[grid_steps - j].probability, 0.0, 1.0);
   }
 }
 
@@ -134,18 +81,17 @@ double attainment_model::utilisation(double arrivals_per_s) const noexcept {
   if (beside_.by == predicted_by::alone) {
     return own;
   }
-  double const others = beside_.arrivals_per_s * beside_.service.mean().count() -
+  double const others = beside_.arrivals_per_s * beside_.service->mean().count() -
                         beside_.own_per_s * service_mean_s_ / beside_.speed;
   return own + std::max(0.0, others);
 }
 
-// The always warm wait is a geometric number (ratio ρ) of residual services: w = (1 − ρ) Σ ρⁿ r*ⁿ,
-// by recursion. ρr is the sum of that of all models, each with its own.
+// ρr is the sum of that of all models, each with its own.
 attainment_model::masses attainment_model::waits(double arrivals_per_s) const {
-  masses rest(steps + 1);  // ρr
+  masses rest(grid_steps + 1);  // ρr
   double const others = utilisation(arrivals_per_s) - arrivals_per_s * service_mean_s_;
-  double const all = beside_.arrivals_per_s * beside_.service.mean().count();
-  for (std::size_t j = 0; j <= steps; ++j) {
+  double const all = others > 0.0 ? beside_.arrivals_per_s * beside_.service->mean().count() : 0.0;
+  for (std::size_t j = 0; j <= grid_steps; ++j) {
     double const own = arrivals_per_s * service_mean_s_ * residual_[j];
     double const of_others = others > 0.0
                                  ? all * residual_of_all_[j] - beside_.own_per_s * service_mean_s_ /
@@ -153,29 +99,16 @@ attainment_model::masses attainment_model::waits(double arrivals_per_s) const {
                                  : 0.0;
     rest[j] = std::max(0.0, own + of_others);
   }
-  masses w(steps + 1);
-  double const scale = 1.0 / (1.0 - rest[0]);
-  w[0] = (1.0 - utilisation(arrivals_per_s)) * scale;
-  for (std::size_t n = 0; n <= steps; ++n) {
-    if (n > 0) {
-      w[n] *= scale;  // all that is less has been added
-    }
-    double* const to = w.data() + n;
-    double const* const from = rest.data();
-    double const weight = w[n];
-    for (std::size_t j = 1; j <= steps - n; ++j) {
-      to[j] += from[j] * weight;
-    }
-  }
-  return w;
+  return detail::waits_on_grid(rest, utilisation(arrivals_per_s));
 }
 
 double attainment_model::mean_response_s(double arrivals_per_s) const noexcept {
   if (beside_.by == predicted_by::simulation) {
     return beside_.waits.mean().count() + service_mean_s_ * beside_.alone_factor;
   }
-  double const squares = beside_.arrivals_per_s * beside_.service.second_moment_s2() +
-                         (arrivals_per_s - beside_.own_per_s) * service_square_s2_;
+  double const of_all =
+      beside_.service ? beside_.arrivals_per_s * beside_.service->second_moment_s2() : 0.0;
+  double const squares = of_all + (arrivals_per_s - beside_.own_per_s) * service_square_s2_;
   return service_mean_s_ + 0.5 * std::max(0.0, squares) / (1.0 - utilisation(arrivals_per_s));
 }
 
@@ -191,24 +124,28 @@ attainment_at_rate attainment_model::at(double arrivals_per_s) const {
   result.utilisation = is_simulated ? beside_.utilisation : utilisation(arrivals_per_s);
   result.load_mean_s = load_mean_s_;
   result.idle = within_[0];
-  result.cold = dot(loading_, within_);
+  result.cold = share_of(loading_, within_);
   if (result.utilisation < 1.0) {
     auto const w = is_simulated ? simulated_waits_ : waits(arrivals_per_s);
-    result.warm = dot(w, within_);
-    result.delayed = dot(sum_of(behind_load_, w), within_);
+    result.warm = share_of(w, within_);
+    result.delayed = share_of(sum_of(behind_load_, w), within_);
     result.idle_share = 1.0 - result.utilisation;
     if (!is_alone) {  // others keep waiting those who find their own model idle or gone
       result.idle = result.warm;
-      result.cold = dot(sum_of(loading_, w), within_);
+      result.cold = share_of(sum_of(loading_, w), within_);
       result.idle_share = 1.0 / (1.0 + arrivals_per_s * mean_response_s(arrivals_per_s));
     }
   }
   return result;
 }
 
+double attainment_model::cold_after(distribution const& load) const {
+  return share_of(on_grid(excesses_on_grid(load, step_s_), step_s_), within_);
+}
+
 double attainment_model::largest_warm_rate(double share, double limit_per_s) const {
   auto const meets = [&](double rate) {
-    return utilisation(rate) < 1.0 && dot(waits(rate), within_) >= share;
+    return utilisation(rate) < 1.0 && share_of(waits(rate), within_) >= share;
   };
   if (!meets(0.0)) {
     return 0.0;

@@ -20,6 +20,7 @@
 /// Economics 1 (1982).
 #pragma once
 
+#include <memory>
 #include <string_view>
 #include <vector>
 
@@ -55,9 +56,9 @@ enum class predicted_by {
 /// Of one model of several on a device (shared_executors.hpp makes it).
 struct shared_load {
   predicted_by by = predicted_by::alone;
-  double arrivals_per_s = 0.0;  ///< of all models together
-  distribution service{};       ///< of whoever comes, as one server would have it
-  double own_per_s = 0.0;       ///< of `arrivals_per_s`
+  double arrivals_per_s = 0.0;                    ///< of all models together
+  std::shared_ptr<distribution const> service{};  ///< of whoever comes, as one server would have it
+  double own_per_s = 0.0;                         ///< of `arrivals_per_s`
   double speed = 1.0;        ///< of that one server, over one that computes as the model's own does
   distribution waits{};      ///< simulated: what a request takes beyond its service alone
   double utilisation = 0.0;  ///< simulated
@@ -72,6 +73,9 @@ class attainment_model {
 
   /// At so many arrivals of the model's own; the others' stay.
   [[nodiscard]] attainment_at_rate at(double arrivals_per_s) const;
+
+  /// Of a request that finds the model released and everything else idle, did its load take that.
+  [[nodiscard]] double cold_after(distribution const& load) const;
 
   /// The largest arrival rate at which an always warm model answers a share of at least `share` in
   /// time, searched up to `limit_per_s`. 0 if its service time alone misses.
@@ -92,6 +96,7 @@ class attainment_model {
   masses residual_of_all_;
   masses simulated_waits_;
   masses loading_;
+  double step_s_;  // of the grid
   // Rest of a load in progress, plus the service of the request that caused it.
   masses behind_load_;
   masses within_;  // P(service ≤ latency − grid point)

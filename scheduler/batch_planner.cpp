@@ -232,8 +232,11 @@ void batch_planner::committed(std::uint64_t samples, std::uint64_t bytes, second
   if (shortage_.samples > 0 && (samples >= shortage_.samples || --shortage_.commits_left == 0)) {
     shortage_ = {};
   }
-  // Even cutting may plan less than the limit; then the limit itself has not been tried, and still
-  // it grows.
+  grow_back();
+}
+
+// Even cutting may plan less than the limit; then the limit itself has not been tried, and still it grows.
+void batch_planner::grow_back() noexcept {
   std::uint64_t const step = std::max<std::uint64_t>(1, limit_ / 4);
   limit_ = limit_ >= settings_.largest - std::min(step, settings_.largest) ? settings_.largest
                                                                            : limit_ + step;

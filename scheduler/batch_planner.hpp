@@ -99,6 +99,8 @@ class batch_planner {
   /// more, is what so many samples took before it was known how their tensors lie best: so does another size.
   void committed(std::uint64_t samples, std::uint64_t bytes, seconds took,
                  std::uint64_t at_first_bytes = 0);
+  /// One of another kind, which is planned for elsewhere, ran and counts.
+  void other_committed() noexcept { grow_back(); }
   /// Its memory was taken away.
   void discarded(std::uint64_t samples);
   /// It did not fit into `arena_bytes`.
@@ -121,6 +123,7 @@ class batch_planner {
   [[nodiscard]] std::uint64_t worth_trying_again() const;
   [[nodiscard]] std::uint64_t least_known_need(std::uint64_t samples) const;
   void shrink_below(std::uint64_t samples) noexcept;
+  void grow_back() noexcept;
 
   settings settings_;
   std::uint64_t limit_;  // after discards; equals settings_.largest when all is calm

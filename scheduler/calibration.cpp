@@ -63,48 +63,67 @@ void calibration::add(seconds passed, std::uint64_t requests, std::uint64_t with
   double const time_s =
       passed.count() > 0.0 ? std::min(passed.count(), longest_pause * window_s_) : 0.0;
   double const keep = std::exp(-time_s / window_s_);
-  for (auto* const sum : {&requests_, &over_, &information_}) {
+  for (auto* const sum : {&state_.requests, &state_.over, &state_.information}) {
     *sum *= keep;
   }
-  chance_ *= keep * keep;
-  clusters_ *= keep * keep;
-  batch_s_ += time_s;
+  state_.chance *= keep * keep;
+  state_.clusters *= keep * keep;
+  state_.batch_s += time_s;
   auto const n = static_cast<double>(requests);
   auto const in_time = static_cast<double>(std::min(within, requests));
   double const share = std::clamp(predicted, 0.0, 1.0);
-  requests_ += n;
-  over_ += in_time - n * share;
-  batch_over_ += in_time - n * share;
+  state_.requests += n;
+  state_.over += in_time - n * share;
+  state_.batch_over += in_time - n * share;
   double const inside = std::clamp(share, least_share, most_share);
-  chance_ += n * inside * (1.0 - inside);
-  if (batch_s_ >= window_s_ / batches_in_window) {
+  state_.chance += n * inside * (1.0 - inside);
+  if (state_.batch_s >= window_s_ / batches_in_window) {
     close_batch();
   }
   if (requests > 0) {  // a step of Newton's towards what makes the sum of errors zero
-    double const now = corrected_share(share, fitted_);
+    double const now = corrected_share(share, state_.fitted);
     double const spread = std::clamp(now, least_share, most_share);
-    information_ += n * spread * (1.0 - spread);
-    double const step = (in_time - n * now) / (information_ + prior_information);
-    fitted_ = std::clamp(fitted_ + std::clamp(step, -largest_step, largest_step),
-                         -largest_correction, largest_correction);
+    state_.information += n * spread * (1.0 - spread);
+    double const step = (in_time - n * now) / (state_.information + prior_information);
+    state_.fitted = std::clamp(state_.fitted + std::clamp(step, -largest_step, largest_step),
+                               -largest_correction, largest_correction);
   }
-  double const limit = (is_correcting_ ? calm_deviations : interval_deviations) * deviation();
-  is_correcting_ = requests_ >= enough_requests && std::abs(over_) > limit;
+  double const limit = (state_.is_correcting ? calm_deviations : interval_deviations) * deviation();
+  state_.is_correcting = state_.requests >= enough_requests && std::abs(state_.over) > limit;
+}
+
+void calibration::recall(kept_state const& from, seconds age) {
+  constexpr double most = 1e15;
+  for (double const each : {from.requests, from.chance, from.clusters, from.batch_s,
+                            from.information, std::abs(from.over), std::abs(from.batch_over)}) {
+    if (!(each >= 0.0) || !(each <= most)) {
+      throw std::invalid_argument("what predictions came to must be numbers up to " +
+                                  std::to_string(most) + "; got " + std::to_string(each));
+    }
+  }
+  if (!(std::abs(from.fitted) <= largest_correction)) {
+    throw std::invalid_argument("a correction is at most " + std::to_string(largest_correction) +
+                                "; got " + std::to_string(from.fitted));
+  }
+  state_ = from;
+  add(age, 0, 0, 0.0);
 }
 
 void calibration::close_batch() noexcept {
-  clusters_ += batch_over_ * batch_over_;
-  batch_over_ = 0.0;
-  batch_s_ = 0.0;
+  state_.clusters += state_.batch_over * state_.batch_over;
+  state_.batch_over = 0.0;
+  state_.batch_s = 0.0;
 }
 
 double calibration::deviation() const noexcept {
-  return std::sqrt(std::max(chance_, clusters_ + batch_over_ * batch_over_));
+  return std::sqrt(
+      std::max(state_.chance, state_.clusters + state_.batch_over * state_.batch_over));
 }
 
 double calibration::half_width() const noexcept {
-  return requests_ >= enough_requests ? std::min(1.0, interval_deviations * deviation() / requests_)
-                                      : 1.0;
+  return state_.requests >= enough_requests
+             ? std::min(1.0, interval_deviations * deviation() / state_.requests)
+             : 1.0;
 }
 
 }  // namespace sluice::scheduler

@@ -34,27 +34,37 @@ class calibration {
   void add(seconds passed, std::uint64_t requests, std::uint64_t within, double predicted) noexcept;
 
   /// In force: 0 as long as the prediction is right.
-  [[nodiscard]] double log_odds() const noexcept { return is_correcting_ ? fitted_ : 0.0; }
+  [[nodiscard]] double log_odds() const noexcept {
+    return state_.is_correcting ? state_.fitted : 0.0;
+  }
   [[nodiscard]] double corrected(double share) const noexcept {
     return corrected_share(share, log_odds());
   }
   /// Half of the width of the interval around the prediction, as a share; 1 before enough is known.
   [[nodiscard]] double half_width() const noexcept;
 
+  /// What it goes by, for another one of the same window.
+  struct kept_state {
+    double requests = 0.0;  ///< decayed sums
+    double over = 0.0;      ///< in time beyond what was predicted
+    double chance = 0.0;    ///< variance of that, were requests independent
+    double clusters = 0.0;  ///< the same by batches
+    double batch_s = 0.0;
+    double batch_over = 0.0;
+    double fitted = 0.0;
+    double information = 0.0;
+    bool is_correcting = false;
+  };
+  [[nodiscard]] kept_state const& kept() const noexcept { return state_; }
+  /// Nothing has come of predictions in the `age` since. Throws `std::invalid_argument` for what cannot have been learnt.
+  void recall(kept_state const& from, seconds age);
+
  private:
   void close_batch() noexcept;
   [[nodiscard]] double deviation() const noexcept;
 
   double window_s_;
-  double requests_ = 0.0;  // decayed sums
-  double over_ = 0.0;      // in time beyond what was predicted
-  double chance_ = 0.0;    // variance of that, were requests independent
-  double clusters_ = 0.0;  // the same by batches
-  double batch_s_ = 0.0;
-  double batch_over_ = 0.0;
-  double fitted_ = 0.0;
-  double information_ = 0.0;
-  bool is_correcting_ = false;
+  kept_state state_{};
 };
 
 }  // namespace sluice::scheduler

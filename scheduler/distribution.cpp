@@ -91,6 +91,119 @@ distribution distribution::of_samples(std::span<double const> samples) {
   return mixture(parts);
 }
 
+namespace {
+
+/// Those that lie beside each other, as one.
+struct gathered {
+  double weight = 0.0, first = 0.0, second = 0.0;
+
+  void add(double its_weight, double mean, double second_moment) {
+    weight += its_weight;
+    first += its_weight * mean;
+    second += its_weight * second_moment;
+  }
+  [[nodiscard]] double mean() const { return first / weight; }
+  [[nodiscard]] double variance() const { return std::max(0.0, second / weight - mean() * mean()); }
+  /// Two constants: on either side of the mean, or 0 and one above.
+  void put_constants(std::vector<distribution::part>& to) const {
+    double const deviation = std::sqrt(variance());
+    if (deviation <= 1e-9 * mean()) {
+      to.push_back({.weight = weight, .mean = seconds{mean()}});
+    } else if (deviation < mean()) {
+      to.push_back({.weight = 0.5 * weight, .mean = seconds{mean() - deviation}});
+      to.push_back({.weight = 0.5 * weight, .mean = seconds{mean() + deviation}});
+    } else {
+      double const high = second / first;
+      to.push_back({.weight = weight * (1.0 - mean() / high)});
+      to.push_back({.weight = weight * mean() / high, .mean = seconds{high}});
+    }
+  }
+  void put_gamma(std::vector<distribution::part>& to) const {
+    to.push_back(
+        {.weight = weight, .mean = seconds{mean()}, .scv = variance() / (mean() * mean())});
+  }
+};
+
+}  // namespace
+
+distribution distribution::condensed(std::size_t most) const {
+  // A gamma part costs a hundred times what a constant does to whoever asks for tails.
+  std::size_t const most_gammas = std::max<std::size_t>(1, most / 256);
+  if (atoms_.size() <= most && gammas_.size() <= most_gammas) {
+    return *this;
+  }
+  std::vector<part> parts;
+  auto const gather = [](auto const& sorted, std::size_t groups, auto const& add, auto const& put) {
+    double all = 0.0;
+    for (auto const& each : sorted) {
+      all += each.weight;
+    }
+    gathered group;
+    for (auto const& each : sorted) {
+      add(group, each);
+      if (group.weight >= all / static_cast<double>(groups)) {
+        put(group);
+        group = {};
+      }
+    }
+    if (group.weight > 0.0) {
+      put(group);
+    }
+  };
+  gather(
+      atoms_, std::max<std::size_t>(1, most / 2),
+      [](gathered& to, atom const& a) { to.add(a.weight, a.value, a.value * a.value); },
+      [&](gathered const& group) { group.put_constants(parts); });
+  auto gammas = gammas_;
+  std::sort(gammas.begin(), gammas.end(),
+            [](gamma_part const& a, gamma_part const& b) { return a.mean < b.mean; });
+  gather(
+      gammas, most_gammas,
+      [](gathered& to, gamma_part const& g) {
+        to.add(g.weight, g.mean, g.mean * g.mean * (1.0 + 1.0 / g.shape));
+      },
+      [&](gathered const& group) { group.put_gamma(parts); });
+  return mixture(parts);
+}
+
+distribution distribution::of_constants(std::size_t slices) const {
+  if (gammas_.empty()) {
+    return *this;
+  }
+  std::vector<part> parts;
+  parts.reserve(std::max(gammas_.size(), 2 * slices + atoms_.size()));
+  double all = 0.0;
+  for (auto const& g : gammas_) {
+    parts.push_back({g.weight, seconds{g.mean}, 1.0 / g.shape});
+    all += g.weight;
+  }
+  auto const curved = mixture(parts);  // the gammas alone
+  parts.clear();
+  // Of what is more than x: its weight, and its moments.
+  auto const beyond = [&curved, all](double x) {
+    auto const over = curved.of_gammas(x);
+    return gathered{.weight = all * over.probability,
+                    .first = all * (over.mean + x * over.probability),
+                    .second = all * (over.square + 2.0 * x * over.mean + x * x * over.probability)};
+  };
+  auto upper = beyond(0.0);
+  for (std::size_t i = 1; i <= slices; ++i) {
+    double const share = static_cast<double>(i) / static_cast<double>(slices);
+    auto const next = i < slices ? beyond(curved.quantile(share).count()) : gathered{};
+    gathered const slice{.weight = upper.weight - next.weight,
+                         .first = upper.first - next.first,
+                         .second = upper.second - next.second};
+    if (slice.weight > 0.0 && slice.first > 0.0) {
+      slice.put_constants(parts);
+    }
+    upper = next;
+  }
+  for (auto const& a : atoms_) {
+    parts.push_back({a.weight, seconds{a.value}, 0.0});
+  }
+  return mixture(parts);
+}
+
 distribution distribution::scaled(double factor) const {
   std::vector<part> parts;
   parts.reserve(atoms_.size() + gammas_.size());
@@ -159,8 +272,7 @@ distribution::excess distribution::of_gammas(double x) const noexcept {
   excess sum;
   for (auto const& g : gammas_) {
     double const z = x / g.scale;
-    double const q0 = detail::gamma_survival(g.shape, z);
-    double const step = detail::gamma_step(g.shape, z);
+    auto const [q0, step] = detail::gamma_tail_at(g.shape, z);
     double const q1 = q0 + step;
     double const q2 = q1 + step * z / (g.shape + 1.0);
     double const second = g.mean * g.mean * (1.0 + 1.0 / g.shape);

@@ -48,6 +48,12 @@ class distribution {
 
   /// Of `factor` times as much; the factor is more than 0.
   [[nodiscard]] distribution scaled(double factor) const;
+  /// Of about `most` constants, and of one gamma distribution for 256 of that: neighbours by value become fewer, with the same mean
+  /// and second moment.
+  [[nodiscard]] distribution condensed(std::size_t most) const;
+  /// The same with gamma distributions cut into so many slices of the same weight, each two constants with its mean and second moment:
+  /// for whoever asks for tails often.
+  [[nodiscard]] distribution of_constants(std::size_t slices) const;
   /// The smallest x with P(X ≤ x) ≥ share, to a thousandth; share in [0, 1).
   [[nodiscard]] seconds quantile(double share) const noexcept;
 

@@ -21,6 +21,24 @@ double checked(char const* what, seconds value, bool positive) {
   return std::min(x, longest_s);
 }
 
+// More than is ever counted, and still far from where squares have no end.
+constexpr double most_counted = 1e15;
+// Gaps and durations are a matter of the model and its clients, which change over days.
+constexpr seconds long_memory{86400.0};
+
+double forgotten(seconds age, seconds time_constant) noexcept {
+  return age.count() > 0.0 ? std::exp(-(age / time_constant)) : 1.0;
+}
+
+/// Of what was kept, which may have been written by anybody.
+double known(char const* what, double value, double most = most_counted) {
+  if (!(value >= 0.0) || !(value <= most)) {
+    throw std::invalid_argument(std::string(what) + " must be a number from 0 to " +
+                                std::to_string(most) + "; got " + std::to_string(value));
+  }
+  return value;
+}
+
 }  // namespace
 
 decayed_rate::decayed_rate(seconds time_constant, instant start)
@@ -36,14 +54,31 @@ void decayed_rate::count(instant at) noexcept {
 
 double decayed_rate::per_second(instant now) const noexcept {
   double const since = std::max(0.0, (now - last_).count());
-  double const watched = std::max(0.0, (now - start_).count());
   // A lone event right after the start must not read as thousands per second: at least a tenth of τ
   // is assumed.
-  constexpr double long_watched = 40.0;  // beyond, e^{-x} is no more than rounding
-  double const exposure = watched > long_watched * time_constant_
-                              ? 1.0
-                              : std::max(0.1, 1.0 - std::exp(-watched / time_constant_));
+  double const exposure = std::max(0.1, watched(now));
   return sum_ * std::exp(-since / time_constant_) / (time_constant_ * exposure);
+}
+
+double decayed_rate::watched(instant now) const noexcept {
+  double const length = std::max(0.0, (now - start_).count());
+  constexpr double long_watched = 40.0;  // beyond, e^{-x} is no more than rounding
+  return length > long_watched * time_constant_
+             ? 1.0
+             : 1.0 - (1.0 - watched_before_) * std::exp(-length / time_constant_);
+}
+
+decayed_rate::kept_state decayed_rate::kept(instant now) const noexcept {
+  double const since = std::max(0.0, (now - last_).count());
+  return {.events = sum_ * std::exp(-since / time_constant_), .watched = watched(now)};
+}
+
+void decayed_rate::recall(kept_state const& from, seconds age, instant now) {
+  double const part = forgotten(age, time_constant());
+  double const events = known("the events of a rate", from.events) * part;
+  watched_before_ = known("the watched share of a rate", from.watched, 1.0) * part;
+  sum_ = events;
+  start_ = last_ = now;
 }
 
 arrival_rates::arrival_rates(instant start, seconds fast, seconds slow)
@@ -52,6 +87,11 @@ arrival_rates::arrival_rates(instant start, seconds fast, seconds slow)
 void arrival_rates::count(instant at) noexcept {
   fast_.count(at);
   slow_.count(at);
+}
+
+void arrival_rates::recall(kept_state const& from, seconds age, instant now) {
+  fast_.recall(from.fast, age, now);
+  slow_.recall(from.slow, age, now);
 }
 
 double arrival_rates::planned(instant now) const noexcept {
@@ -107,6 +147,43 @@ double gap_histogram::weight() const noexcept {
   return sum / unit_;
 }
 
+std::optional<double> gap_histogram::mean_rate_per_s() const noexcept {
+  double count = 0.0;
+  double total_s = 0.0;
+  for (auto const& b : bins_) {
+    count += b.count;
+    total_s += b.total_s;
+  }
+  return count >= prior_gaps * unit_ && total_s > 0.0 ? std::optional{count / total_s}
+                                                      : std::nullopt;
+}
+
+gap_histogram::kept_state gap_histogram::kept() const {
+  kept_state result;
+  for (std::size_t i = 0; i < bins; ++i) {
+    if (bins_[i].count > 0.0) {
+      result.push_back({i, bins_[i].count / unit_, bins_[i].total_s / unit_});
+    }
+  }
+  return result;
+}
+
+void gap_histogram::recall(kept_state const& from, seconds age) {
+  std::array<bin, bins> recalled{};
+  double const part = forgotten(age, long_memory);
+  for (auto const& each : from) {
+    if (each.bin >= bins) {
+      throw std::invalid_argument("a gap's bin must be below " + std::to_string(bins) + "; got " +
+                                  std::to_string(each.bin));
+    }
+    double const weight = known("a bin's weight", each.weight);
+    recalled.at(each.bin) = {weight * part,
+                             known("a bin's gaps", each.total_s, 2.0 * longest_s * weight) * part};
+  }
+  bins_ = recalled;
+  unit_ = 1.0;
+}
+
 gap_histogram::sums gap_histogram::summed() const noexcept {
   sums result;
   for (std::size_t i = bins; i-- > 0;) {
@@ -146,13 +223,18 @@ gap_histogram::release_odds gap_histogram::sums::beyond(seconds timeout,
 dispersion_index::dispersion_index(seconds window, instant start)
     : window_(checked("the window", window, true)), begin_(start) {}
 
+namespace {
+
+constexpr double keep = 1.0 - 1.0 / 200.0;  // a window's weight after each newer one
+
+}  // namespace
+
 void dispersion_index::close_windows(instant now) noexcept {
-  constexpr double keep = 1.0 - 1.0 / 200.0;  // a window's weight after each newer one
   double const passed = std::floor((now - begin_).count() / window_);
   if (!(passed >= 1.0) || !std::isfinite(passed)) {
     return;  // nor where the clock says nothing
   }
-  closed_ += passed;
+  closed_ = std::min(closed_ + passed, most_counted);  // by a clock that has leapt
   windows_ = windows_ * keep + 1.0;
   sum_ = sum_ * keep + open_count_;
   square_sum_ = square_sum_ * keep + open_count_ * open_count_;
@@ -179,6 +261,24 @@ std::optional<double> dispersion_index::value(instant now) noexcept {
   return std::max(0.0, square_sum_ / windows_ - mean * mean) / mean;
 }
 
+dispersion_index::kept_state dispersion_index::kept(instant now) noexcept {
+  close_windows(now);
+  return {closed_, windows_, sum_, square_sum_};
+}
+
+void dispersion_index::recall(kept_state const& from, seconds age, instant now) {
+  double const part = age.count() > 0.0 ? std::pow(keep, age.count() / window_) : 1.0;
+  double const closed = known("the number of windows", from.closed);
+  double const weight = known("the weight of windows", from.weight);
+  double const sum = known("the arrivals of windows", from.sum, weight * 1e9);
+  square_sum_ = part * known("the squares of windows", from.square_sum, weight * 1e18);
+  closed_ = std::floor(closed * part);
+  windows_ = weight * part;
+  sum_ = sum * part;
+  begin_ = now;
+  open_count_ = 0.0;
+}
+
 duration_window::duration_window(duration_prior prior) : prior_(prior) {
   checked("a prior's mean duration", prior.mean, false);
   if (!(prior.scv >= 0.0) || !std::isfinite(prior.scv)) {
@@ -202,12 +302,36 @@ void duration_window::add(seconds duration) {
   square_sum_ += value * value;
   ++count_;
   if (count_ % capacity == 0) {  // before what sums lose by rounding tells
-    sum_ = square_sum_ = 0.0;
-    for (double const x : samples_) {
-      sum_ += x;
-      square_sum_ += x * x;
-    }
+    sum_anew();
   }
+}
+
+void duration_window::sum_anew() noexcept {
+  sum_ = square_sum_ = 0.0;
+  for (double const x : samples_) {
+    sum_ += x;
+    square_sum_ += x * x;
+  }
+}
+
+duration_window::kept_state duration_window::kept() const {
+  auto result = samples_;
+  std::rotate(result.begin(), result.begin() + static_cast<std::ptrdiff_t>(next_), result.end());
+  return result;
+}
+
+void duration_window::recall(kept_state const& from, seconds age) {
+  if (from.size() > capacity) {
+    throw std::invalid_argument("there are at most " + std::to_string(capacity) +
+                                " durations; got " + std::to_string(from.size()));
+  }
+  for (double const each : from) {
+    known("a duration", each, longest_s);
+  }
+  double const left = std::round(static_cast<double>(from.size()) * forgotten(age, long_memory));
+  samples_.assign(from.end() - static_cast<std::ptrdiff_t>(left), from.end());
+  next_ = 0;
+  sum_anew();
 }
 
 seconds duration_window::mean() const noexcept {
@@ -263,6 +387,44 @@ void attainment_window::add(instant at, bool within) noexcept {
   slice.within += within ? 1U : 0U;
 }
 
+attainment_window::kept_state attainment_window::kept(instant now) {
+  advance(now);
+  double const length = std::max(0.0, (now - start_).count());
+  kept_state result{
+      .slice_s = slice_s_,
+      .into_s = std::clamp(length - static_cast<double>(newest_) * slice_s_, 0.0, slice_s_),
+      .seen = {}};
+  for (std::int64_t i = 0; i < slices; ++i) {
+    result.seen.push_back(ring_[static_cast<std::size_t>((newest_ + slices - i) % slices)]);
+  }
+  return result;
+}
+
+void attainment_window::recall(kept_state const& from, seconds age, instant now) {
+  if (from.seen.size() > static_cast<std::size_t>(slices)) {
+    throw std::invalid_argument("a window has " + std::to_string(slices) + " slices; got " +
+                                std::to_string(from.seen.size()));
+  }
+  for (auto const& each : from.seen) {
+    known("the requests of a slice", static_cast<double>(each.requests));
+    known("those in time", static_cast<double>(each.within), static_cast<double>(each.requests));
+  }
+  double const slice_s = known("the length of a slice", from.slice_s);
+  double const into_s = known("the time of a slice", from.into_s, slice_s);
+  ring_ = {};
+  newest_ = 0;
+  start_ = now;
+  if (std::abs(slice_s - slice_s_) > 1e-6 * slice_s_) {
+    return;
+  }
+  newest_ = slices - 1;
+  start_ = now - seconds{into_s + static_cast<double>(newest_) * slice_s_};
+  start_ -= std::max(seconds{0.0}, std::min(age, seconds{longest_s}));
+  for (std::size_t i = 0; i < from.seen.size(); ++i) {
+    ring_[static_cast<std::size_t>(newest_) - i] = from.seen[i];
+  }
+}
+
 attainment_window::observation attainment_window::read(instant now) noexcept {
   advance(now);
   observation all;
@@ -271,6 +433,32 @@ attainment_window::observation attainment_window::read(instant now) noexcept {
     all.within += slice.within;
   }
   return all;
+}
+
+void copy_time::add(double copied_share, seconds load) noexcept {
+  if (!std::isfinite(copied_share) || !std::isfinite(load.count())) {
+    return;
+  }
+  double const share = std::clamp(copied_share, 0.0, 1.0);
+  double const time = std::clamp(load.count(), 0.0, 1e9);
+  loads_ += 1.0;
+  shares_ += share;
+  times_ += time;
+  squares_ += share * share;
+  products_ += share * time;
+}
+
+std::optional<seconds> copy_time::of_all() const noexcept {
+  constexpr double least_variance = 1e-4;  // of shares a hundredth apart
+  if (squares_ <= 0.0) {
+    return std::nullopt;
+  }
+  double const from_origin = products_ / squares_;
+  double const spread = squares_ - shares_ * shares_ / loads_;
+  if (spread < least_variance * loads_) {
+    return seconds{from_origin};
+  }
+  return seconds{std::clamp((products_ - shares_ * times_ / loads_) / spread, 0.0, from_origin)};
 }
 
 }  // namespace sluice::scheduler

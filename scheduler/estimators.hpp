@@ -10,8 +10,14 @@
 ///   rates.count(now);
 ///   rates.slow(now);   // per second, decayed up to `now`
 ///
+/// What one has learnt is a value (`kept`) that another one can begin with (`recall`), some time later: what was seen counts for less
+/// by then, and the time in between for nothing, since nobody was watching.
+///
+///   arrival_rates next{now};
+///   next.recall(rates.kept(now), 30s, now);
+///
 /// None is thread-safe: one thread at a time. Durations that are negative or not finite throw
-/// `std::invalid_argument`; longer ones than 10⁹ s count as that.
+/// `std::invalid_argument`, as does `recall` of what cannot have been learnt; longer ones than 10⁹ s count as that.
 #pragma once
 
 #include <array>
@@ -36,11 +42,21 @@ class decayed_rate {
   [[nodiscard]] double per_second(instant now) const noexcept;
   [[nodiscard]] seconds time_constant() const noexcept { return seconds{time_constant_}; }
 
+  struct kept_state {
+    double events = 0.0;   ///< Σ e^{−age/τ}
+    double watched = 0.0;  ///< what that would be at most of a stream of rate 1/τ: 1 after long
+  };
+  [[nodiscard]] kept_state kept(instant now) const noexcept;
+  void recall(kept_state const& from, seconds age, instant now);
+
  private:
+  [[nodiscard]] double watched(instant now) const noexcept;
+
   double time_constant_;
   instant start_;
   instant last_;
-  double sum_ = 0.0;  // Σ e^{−(last − event)/τ}
+  double sum_ = 0.0;             // Σ e^{−(last − event)/τ}
+  double watched_before_ = 0.0;  // at the start
 };
 
 /// A fast and a slow estimate of the same stream.
@@ -57,6 +73,14 @@ class arrival_rates {
   /// Time constants.
   [[nodiscard]] seconds fast_memory() const noexcept { return fast_.time_constant(); }
   [[nodiscard]] seconds slow_memory() const noexcept { return slow_.time_constant(); }
+
+  struct kept_state {
+    decayed_rate::kept_state fast{}, slow{};
+  };
+  [[nodiscard]] kept_state kept(instant now) const noexcept {
+    return {fast_.kept(now), slow_.kept(now)};
+  }
+  void recall(kept_state const& from, seconds age, instant now);
 
  private:
   decayed_rate fast_;
@@ -100,6 +124,19 @@ class gap_histogram {
   [[nodiscard]] sums summed() const noexcept;
   /// Observations, the forgotten part taken off.
   [[nodiscard]] double weight() const noexcept;
+  /// Of those observations; none before there are as many as the prior is worth.
+  [[nodiscard]] std::optional<double> mean_rate_per_s() const noexcept;
+
+  struct kept_bin {
+    std::size_t bin = 0;
+    double weight = 0.0;  ///< the newest gap has 1
+    double total_s = 0.0;
+  };
+  /// Those that are not empty.
+  using kept_state = std::vector<kept_bin>;
+  [[nodiscard]] kept_state kept() const;
+  /// A day later they count for e times less.
+  void recall(kept_state const& from, seconds age);
 
  private:
   std::array<bin, bins> bins_{};
@@ -119,6 +156,14 @@ class dispersion_index {
   [[nodiscard]] std::optional<double> value(instant now) noexcept;
   [[nodiscard]] seconds window() const noexcept { return seconds{window_}; }
 
+  /// Of windows that have passed.
+  struct kept_state {
+    double closed = 0.0;                               ///< ever
+    double weight = 0.0, sum = 0.0, square_sum = 0.0;  ///< the newest one has the weight 1
+  };
+  [[nodiscard]] kept_state kept(instant now) noexcept;
+  void recall(kept_state const& from, seconds age, instant now);
+
  private:
   void close_windows(instant now) noexcept;
 
@@ -135,6 +180,22 @@ class dispersion_index {
 struct duration_prior {
   seconds mean{0.0};
   double scv = 1.0;
+};
+
+/// What a load copies for all of a model's weights, from loads before which parts of them had stayed: the slope of the line by least squares
+/// through their times, beyond what a load takes whatever there is to copy. As long as all have copied the same share the line goes through
+/// the origin.
+class copy_time {
+ public:
+  /// `copied_share` in (0, 1]; `load`: without what memory took to arrive.
+  void add(double copied_share, seconds load) noexcept;
+  /// Between 0 and what the origin's line says; none before the first load.
+  [[nodiscard]] std::optional<seconds> of_all() const noexcept;
+
+ private:
+  double loads_ = 0.0;
+  double shares_ = 0.0, times_ = 0.0;  ///< sums
+  double squares_ = 0.0, products_ = 0.0;
 };
 
 /// The last `capacity` durations of one kind, and their distribution. A load is one kind, a service without
@@ -157,7 +218,15 @@ class duration_window {
   /// Standard deviation of that.
   [[nodiscard]] seconds mean_deviation() const noexcept;
 
+  /// The samples, the oldest first, in seconds.
+  using kept_state = std::vector<double>;
+  [[nodiscard]] kept_state kept() const;
+  /// A day later e times fewer of them, the newest ones. `count` is of what is added here.
+  void recall(kept_state const& from, seconds age);
+
  private:
+  void sum_anew() noexcept;
+
   duration_prior prior_;
   std::vector<double> samples_;
   std::size_t next_ = 0;
@@ -179,6 +248,15 @@ class attainment_window {
   attainment_window(seconds length, instant start);
   void add(instant at, bool within) noexcept;
   [[nodiscard]] observation read(instant now) noexcept;
+
+  struct kept_state {
+    double slice_s = 0.0;           ///< the length of a slice
+    double into_s = 0.0;            ///< of that, has passed of the newest
+    std::vector<observation> seen;  ///< by slice, the newest first
+  };
+  [[nodiscard]] kept_state kept(instant now);
+  /// Only of a window of the same length is anything kept.
+  void recall(kept_state const& from, seconds age, instant now);
 
  private:
   static constexpr std::int64_t slices = 60;

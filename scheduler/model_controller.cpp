@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <stdexcept>
+#include <utility>
 
 namespace sluice::scheduler {
 
@@ -19,15 +21,35 @@ constexpr double moved_rate = 0.25;
 constexpr double noise_deviations = 5.0;
 constexpr double one_day_s = 86400.0;
 constexpr std::uint64_t surprising_answers = 20;
+// What a cold start adds to is what is missed over so many windows of the objective.
+constexpr double remembered_windows = 12.0;
 constexpr double least_variance = 0.01;
 // Where a prediction is corrected, the share of requests that is admitted changes so often in a window and by so much at once.
 constexpr double steps_in_window = 20.0;
 constexpr double fastest_fall = 0.8;
 constexpr double fastest_rise = 0.05;
 constexpr double least_by_observation = 0.25;
+// Of a load: less, and its memory was free. What others took is a mean of so many.
+constexpr double least_handover = 1e-4;
+constexpr double remembered_handovers = 32.0;
+// A cold start that is in time costs so much of one that is not, if it takes all the time there is.
+constexpr double least_cold_cost = 0.01;
+
+/// Of the request that causes it and of those that come meanwhile, each late by so much more often than warm; over what is permitted.
+double cost_of_a_cold_start(warm_decision const& made, seconds latency) {
+  double const late = std::max(0.0, made.warm_attainment - made.cold_attainment);
+  double const waits = std::min(1.0, made.load_mean / latency);
+  double const requests = 1.0 + made.long_run_rate_per_s * made.load_mean.count();
+  return requests * (late + least_cold_cost * waits) / made.permitted_share();
+}
 
 bool many_more(std::uint64_t now, std::uint64_t before) {
   return now - before >= std::clamp<std::uint64_t>(before / 2, 1, most_uncounted);
+}
+
+seconds memory_of(objective const& goal) {
+  constexpr seconds longest{1e9};
+  return remembered_windows * std::min(goal.window, longest);
 }
 
 }  // namespace
@@ -35,17 +57,23 @@ bool many_more(std::uint64_t now, std::uint64_t before) {
 model_controller::model_controller(model_settings const& settings, instant start)
     : settings_(settings),
       rates_(start),
+      attempts_(rates_.fast_memory(), start),
       dispersions_{dispersion_index{seconds{1.0}, start}, dispersion_index{seconds{10.0}, start},
                    dispersion_index{seconds{60.0}, start}},
       services_(settings.service),
       loads_(settings.load),
       attained_(settings.goal.window, start),
+      asked_(memory_of(settings.goal), start),
+      missed_(memory_of(settings.goal), start),
       idle_timeout_(settings.limits.max_idle),
       calibration_(settings.goal.window),
       learned_(start),
       admission_changed_(start) {
   settings.goal.check();
   settings.limits.check();
+  if (settings.resident_parts == 0) {
+    throw std::invalid_argument("resident_parts must be 1 or more; 1 is all or nothing");
+  }
 }
 
 void model_controller::note_arrival(instant now) {
@@ -58,31 +86,88 @@ void model_controller::note_arrival(instant now) {
   for (auto& d : dispersions_) {
     d.count(now);
   }
+  if (settings_.may_prewarm) {
+    periods_.count(now);
+    has_news_ = has_news_ || periods_.changes() != basis_.period_changes;
+  }
   ++arrivals_;
   has_news_ = has_news_ || many_more(arrivals_, basis_.arrivals) || rate_has_moved(now);
 }
 
-void model_controller::on_refused_elsewhere(instant now) {
-  note_arrival(now);
-  attained_.add(now, false);
+/// Of one that comes again the first refusal has counted.
+void model_controller::note_outcome(instant now, bool within, bool is_retry) {
+  if (is_retry) {
+    return;
+  }
+  attained_.add(now, within);
+  asked_.count(now);
+  if (!within) {
+    missed_.count(now);
+  }
 }
 
-model_controller::admission model_controller::on_arrival(instant now) {
-  note_arrival(now);
-  admit_credit_ += admit_share_;
+/// In the last window or over many, whichever is more: to hold a model in a quiet window mends little where busy ones miss.
+std::optional<double> model_controller::missed_share(instant now) {
+  std::optional<double> most;
+  if (auto const seen = attained_.read(now); seen.requests >= surprising_answers) {
+    most = 1.0 - *seen.share();
+  }
+  double const asked = asked_.kept(now).events;
+  if (asked >= static_cast<double>(surprising_answers)) {
+    most = std::max(most.value_or(0.0), std::min(1.0, missed_.kept(now).events / asked));
+  }
+  return most;
+}
+
+void model_controller::on_refused_elsewhere(instant now, request_mark request,
+                                            seconds retry_after) {
+  attempts_.count(now);
+  bool const is_retry = retries_.take(request, now);
+  if (!is_retry) {
+    note_arrival(now);
+  }
+  note_outcome(now, false, is_retry);
+  retries_.on_refusal(request, now, retry_after);
+}
+
+void model_controller::on_turned_away(instant now, bool is_retry, request_mark request,
+                                      seconds retry_after) {
+  on_failure(now, is_retry);
+  retries_.on_refusal(request, now, retry_after);
+}
+
+void model_controller::set_limits(idle_limits const& limits) {
+  limits.check();
+  settings_.limits = limits;
+  prewarm_.reset();  // until it has been decided anew
+  idle_timeout_ = std::clamp(idle_timeout_, limits.min_idle, limits.max_idle);
+  has_news_ = true;
+}
+
+model_controller::admission model_controller::on_arrival(instant now, request_mark request) {
+  bool const is_retry = retries_.take(request, now);
+  attempts_.count(now);
+  if (!is_retry) {
+    note_arrival(now);
+  }
+  if (admit_share_ >= 1.0) {
+    return {.is_retry = is_retry};
+  }
+  admit_credit_ += admit_share_ * new_share_;
   if (admit_credit_ >= 1.0) {
     admit_credit_ -= 1.0;
-    return {};
+    return {.is_retry = is_retry};
   }
   ++refused_;
-  attained_.add(now, false);
-  return {.admitted = false, .retry_after = retry_after_};
+  note_outcome(now, false, is_retry);
+  retries_.on_refusal(request, now, retry_after_);
+  return {.admitted = false, .retry_after = retry_after_, .is_retry = is_retry};
 }
 
-void model_controller::on_service(instant now, seconds service, seconds response) {
+void model_controller::on_service(instant now, seconds service, seconds response, bool is_retry) {
   on_late_service(service);
   bool const within = response <= settings_.goal.latency;
-  attained_.add(now, within);
+  note_outcome(now, within, is_retry);
   note_answer(within);
 }
 
@@ -95,8 +180,8 @@ void model_controller::on_late_service(seconds service) {
   has_news_ = has_news_ || has_moved || many_more(services_.count(), basis_.services);
 }
 
-void model_controller::on_failure(instant now) {
-  attained_.add(now, false);
+void model_controller::on_failure(instant now, bool is_retry) {
+  note_outcome(now, false, is_retry);
   note_answer(false);
 }
 
@@ -116,10 +201,83 @@ void model_controller::learn_from_answers(instant now) {
   answers_ = answers_within_ = 0;
 }
 
-void model_controller::on_load(instant /*now*/, seconds load, seconds handover) {
-  loads_.add(load);
+void model_controller::on_load(instant /*now*/, seconds load, seconds handover,
+                               double copied_share) {
+  auto const part = std::clamp(handover, seconds{0.0}, load);
+  auto whole = load;
+  if (settings_.resident_parts > 1) {
+    copies_.add(copied_share, load - part);
+    whole += (1.0 - std::clamp(copied_share, 0.0, 1.0)) * copies_.of_all().value_or(seconds{0.0});
+  }
+  loads_.add(whole);
   has_news_ = has_news_ || many_more(loads_.count(), basis_.loads);
-  handover_total_ += std::clamp(handover, seconds{0.0}, load);
+  handover_total_ += part;
+  if (part > least_handover * load) {
+    handovers_ = std::min(handovers_ + 1.0, remembered_handovers);
+    handover_ += (part - handover_) / handovers_;
+  }
+}
+
+experience model_controller::learnt(instant now) {
+  learn_from_answers(now);
+  experience result{.latency = settings_.goal.latency,
+                    .window = settings_.goal.window,
+                    .rates = rates_.kept(now),
+                    .gaps = gaps_.kept(),
+                    .periods = periods_.kept(now),
+                    .services = services_.kept(),
+                    .loads = loads_.kept(),
+                    .handover = handover_,
+                    .handovers = handovers_,
+                    .attained = attained_.kept(now),
+                    .corrections = calibration_.kept(),
+                    .idle_timeout = decided_};
+  std::transform(dispersions_.begin(), dispersions_.end(), result.dispersions.begin(),
+                 [now](auto& each) { return each.kept(now); });
+  return result;
+}
+
+void model_controller::recall(experience const& from, seconds age, instant now) {
+  auto const is_duration = [](seconds value) { return value.count() >= 0.0; };
+  if (!is_duration(from.handover) || !std::isfinite(from.handover.count()) ||
+      !(from.handovers >= 0.0) || !is_duration(from.idle_timeout.value_or(seconds{0.0}))) {
+    throw std::invalid_argument("handovers and timeouts must be numbers >= 0");
+  }
+  auto next = *this;
+  next.rates_.recall(from.rates, age, now);
+  next.attempts_.recall(from.rates.fast, age, now);
+  next.gaps_.recall(from.gaps, age);
+  for (std::size_t i = 0; i < dispersions_.size(); ++i) {
+    next.dispersions_.at(i).recall(from.dispersions.at(i), age, now);
+  }
+  if (settings_.may_prewarm) {
+    next.periods_.recall(from.periods, age, now);
+  }
+  next.prewarm_.reset();  // until it has been decided anew
+  next.services_.recall(from.services, age);
+  next.loads_.recall(from.loads, age);
+  next.handover_ = from.handover;
+  next.handovers_ = std::min(from.handovers, remembered_handovers);
+  next.attained_.recall(from.attained, age, now);
+  next.calibration_.recall(from.corrections, age);
+  if (from.latency != settings_.goal.latency || from.window != settings_.goal.window) {
+    next.attained_ = attainment_window{settings_.goal.window, now};
+    next.calibration_ = calibration{settings_.goal.window};
+  }
+  if (from.idle_timeout) {
+    next.decided_ =
+        std::clamp(*from.idle_timeout, settings_.limits.min_idle, settings_.limits.max_idle);
+    next.idle_timeout_ = *next.decided_;
+  }
+  auto const recalled = next.attained_.read(now);
+  next.asked_.recall({.events = static_cast<double>(recalled.requests), .watched = 1.0},
+                     seconds{0.0}, now);
+  next.missed_.recall(
+      {.events = static_cast<double>(recalled.requests - recalled.within), .watched = 1.0},
+      seconds{0.0}, now);
+  next.learned_ = now;
+  next.has_news_ = true;
+  *this = std::move(next);
 }
 
 // The rate that a request of the stream sees around itself, at the scale of what delays it: a
@@ -161,7 +319,8 @@ void model_controller::note_decision(instant now, double planned, warm_decision 
             .service_s = services_.mean().count(),
             .arrivals = arrivals_,
             .services = services_.count(),
-            .loads = loads_.count()};
+            .loads = loads_.count(),
+            .period_changes = periods_.changes()};
   // Without a request the rate falls by e in its memory; a rate that was taken for rising, much sooner.
   bool const rises = planned > rates_.slow(now);
   double patience = rises ? rates_.fast_memory().count() : memory_s * basis_.rate_tolerance;
@@ -170,11 +329,43 @@ void model_controller::note_decision(instant now, double planned, warm_decision 
     patience = std::min(patience, follows.count());
   }
   due_ = now + seconds{std::min(patience, one_day_s)};
+  if (prewarm_) {
+    due_ = std::min(due_, std::max(now, periods_.lapses().value_or(now)));
+  }
   has_news_ = false;
 }
 
 seconds model_controller::admission_step() const noexcept {
   return settings_.goal.window / steps_in_window;
+}
+
+seconds model_controller::idle_timeout_since(instant idle_since, instant now,
+                                             bool is_prewarmed) const noexcept {
+  auto const next = prewarm_ ? periods_.next(std::max(idle_since, now)) : std::nullopt;
+  if (!next) {
+    return idle_timeout_;
+  }
+  if (auto const its = is_prewarmed ? periods_.next(idle_since) : std::nullopt;
+      its && now < its->ends) {
+    return std::max(prewarm_->hold, seconds{its->ends - idle_since});
+  }
+  bool const would_be_back_at_once = idle_since + prewarm_->hold >= next->begins - prewarm_->lead;
+  return would_be_back_at_once ? std::max(prewarm_->hold, seconds{next->ends - idle_since})
+                               : prewarm_->hold;
+}
+
+double model_controller::resident_share() const noexcept {
+  return prewarm_ ? 0.0 : static_cast<double>(parts_) / settings_.resident_parts;
+}
+
+std::optional<instant> model_controller::prewarm_at(instant now) const noexcept {
+  // A window that would be over by the time that it is loaded is none.
+  auto const next = prewarm_ ? periods_.next(now + prewarm_->lead) : std::nullopt;
+  return next ? std::optional{next->begins - prewarm_->lead} : std::nullopt;
+}
+
+double model_controller::absence_loss(instant now) const noexcept {
+  return rates_.slow(now) * cold_start_cost_;
 }
 
 shared_model model_controller::demand(instant now) const {
@@ -188,13 +379,20 @@ warm_inputs model_controller::inputs(instant now, shared_load const& beside) {
                  .long_run_rate_per_s = rates_.slow(now),
                  .service = services_.estimate(),
                  .load = loads_.estimate(),
+                 .handover = handover_,
                  .gaps = gaps_,
                  .current = decided_,
+                 .copies = copies_.of_all(),
+                 .resident_parts = settings_.resident_parts,
+                 .current_parts = parts_,
                  .reject_on_miss = settings_.reject_on_miss,
                  .service_measured = services_.measured(),
                  .beside = beside,
+                 .missed_share = missed_share(now),
                  .log_odds = calibration_.log_odds(),
-                 .rate_memory = rates_.fast_memory()};
+                 .rate_memory = rates_.fast_memory(),
+                 .periodic = periods_.found(now),
+                 .prewarms = prewarm_.has_value()};
   if (in.log_odds != 0.0) {  // what is observed follows what is admitted slowly
     bool const may_change = now - admission_changed_ >= admission_step();
     in.least_admitted =
@@ -210,6 +408,10 @@ model_report model_controller::tick(instant now, shared_load const& beside) {
   burst const around = burst_around(now, in.service, in.load);
   double const planned = rates_.planned(now);
   in.arrivals_per_s = std::max(planned, around.rate_per_s);
+  if (in.periodic) {  // in the silence between two bunches the stream has not become slower
+    in.long_run_rate_per_s = in.periodic->requests_per_s();
+    in.arrivals_per_s = std::max(in.arrivals_per_s, *in.long_run_rate_per_s);
+  }
 
   model_report report;
   report.warm = decide(in);
@@ -219,13 +421,18 @@ model_report model_controller::tick(instant now, shared_load const& beside) {
     explained_ = report.warm.reason;
   }
   report.warm.would_do = would_do_;
-  idle_timeout_ = report.warm.chosen.idle_timeout;
+  prewarm_ = report.warm.prewarm;
+  idle_timeout_ = report.warm.unaided_timeout;
+  parts_ = report.warm.unaided_parts;
+  cold_start_cost_ = cost_of_a_cold_start(report.warm, settings_.goal.latency);
   decided_ = idle_timeout_;
   if (report.warm.admit_share != admit_share_) {
     admission_changed_ = now;
   }
   admit_share_ = report.warm.admit_share;
   retry_after_ = report.warm.retry_after;
+  double const attempts = attempts_.per_second(now);
+  new_share_ = attempts > 0.0 ? std::min(1.0, rates_.fast(now) / attempts) : 1.0;
   predicted_ = report.warm.chosen.uncorrected;
   believed_ = calibration_.corrected(predicted_);
   note_decision(now, planned, report.warm);

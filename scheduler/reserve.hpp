@@ -19,6 +19,7 @@
 #include <span>
 
 #include "scheduler/units.hpp"
+#include "scheduler/warm_policy.hpp"
 
 namespace sluice::scheduler {
 
@@ -50,14 +51,24 @@ class reserve {
 /// A model that is not on the device now.
 struct cold_model {
   std::uint64_t bytes = 0;
-  double loads_per_s = 0.0;  ///< predicted
+  double loads_per_s = 0.0;        ///< predicted
+  double released_fraction = 1.0;  ///< of time, predicted
+  /// Of its cold starts, the share that is in time only if the model had been held, and only if memory is free.
+  double held_gain = 0.0;
+  double free_gain = 0.0;
 };
 
-/// W for these models: the largest that is expected to start at least `likely` times within
-/// `horizon`, or all expected cold starts within `horizon` together if that is more (they overlap);
-/// at most `most_bytes`.
+/// As `made` says.
+[[nodiscard]] cold_model cold_model_of(warm_decision const& made, std::uint64_t bytes) noexcept;
+
+/// W for these models: the size whose bytes bring most requests into time, less what as many of a model that is held instead would bring,
+/// which needs no load at all; 0 if none brings more than that. At most `most_bytes`.
+///
+/// Cold starts come as a Poisson process. One finds its bytes free if those of the others that started since the reserve was filled, at most
+/// `refill` ago, leave room for it: the sum of a Poisson number of models, by Panjer's recursion over 128 steps up to the bytes of all.
+/// `is_kept`: there is a reserve now; it stays until it is a tenth short of its price.
 [[nodiscard]] std::uint64_t reserve_size(std::span<cold_model const> models,
-                                         std::uint64_t most_bytes, seconds horizon = seconds{60.0},
-                                         double likely = 0.1) noexcept;
+                                         std::uint64_t most_bytes, bool is_kept = false,
+                                         seconds refill = seconds{1.0});
 
 }  // namespace sluice::scheduler

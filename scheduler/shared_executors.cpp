@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <deque>
+#include <memory>
 #include <random>
 #include <stdexcept>
 #include <string>
@@ -17,6 +18,8 @@ constexpr std::size_t first_left_out = 800;
 constexpr std::size_t enough_waits = 50;
 constexpr std::size_t kept_waits = 256;  // quantiles
 constexpr std::size_t drawn_services = 64;
+// A mixture is as exact as its samples are many, and costs as much.
+constexpr std::size_t parts_of_all = 512, parts_of_one = 16, parts_together = 8192, slices = 64;
 
 void check(std::span<shared_model const> models, shared_executors const& executors) {
   auto const need = [](bool good, char const* what, double got) {
@@ -215,10 +218,13 @@ std::vector<shared_load> predict_together(std::span<shared_model const> models,
               : static_cast<double>(executors.at_once) / slowdown_of(executors, executors.at_once);
   std::vector<request_class> kinds;
   for (auto const& each : models) {
-    kinds.push_back({each.arrivals_per_s, each.service});
+    kinds.push_back({each.arrivals_per_s,
+                     each.service.condensed(std::max(parts_of_one, parts_together / active))});
   }
   auto const line = all_of(kinds);
-  auto const service = in_turn ? line.service : line.service.scaled(1.0 / speed);
+  auto const of_all = line.service.condensed(parts_of_all).of_constants(slices);
+  auto const service =
+      std::make_shared<distribution const>(in_turn ? of_all : of_all.scaled(1.0 / speed));
   for (std::size_t i = 0; i < models.size(); ++i) {
     bool const has_others = active > (models[i].arrivals_per_s > 0.0 ? 1U : 0U);
     if (!has_others) {

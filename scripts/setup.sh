@@ -3,7 +3,7 @@
 #
 #   ./scripts/setup.sh                   everything that building, testing and the examples need
 #   ./scripts/setup.sh --lint            also clang-tidy, clang-format, shellcheck, and clang for AddressSanitizer
-#   ./scripts/setup.sh --tests           also the Python packages that only tests need
+#   ./scripts/setup.sh --tests           also the Python packages that only tests need, and vLLM (.cache/vllm)
 #   ./scripts/setup.sh --python-only     no system packages: for a tree that was built elsewhere
 #   ./scripts/setup.sh --system-only     only system packages
 #   ./scripts/setup.sh --list-packages   print the system packages for this system, change nothing
@@ -29,6 +29,8 @@ source "$root/scripts/detail/messages.sh"
 source "$root/scripts/detail/system_packages.sh"
 # shellcheck source=scripts/detail/python_environment.sh
 source "$root/scripts/detail/python_environment.sh"
+# shellcheck source=scripts/detail/vllm.sh
+source "$root/scripts/detail/vllm.sh"
 
 lint=no python_only=no system_only=no list_packages=no tests=no
 for argument in "$@"; do
@@ -84,5 +86,6 @@ if [[ $system_only == yes ]]; then exit 0; fi
 begin 'Python with torch'
 has_command python3 || die 2 'python3 is not here: run this without --python-only, or install it'
 choose_python
+if [[ $tests == yes ]]; then install_vllm "$chosen"; fi
 finish "using $chosen"
 printf '==> Ready (%s)\n' "$(elapsed "$started")"

@@ -33,7 +33,8 @@ def make_model(layers: int, width: int, device: str) -> LlamaForCausalLM:
     torch.manual_seed(0)
     config = LlamaConfig(vocab_size=TOKENS, hidden_size=width, intermediate_size=3 * width, num_hidden_layers=layers,
                          num_attention_heads=8, num_key_value_heads=8, max_position_embeddings=2048)
-    return LlamaForCausalLM(config).to(device).eval()
+    with torch.device(device):
+        return LlamaForCausalLM(config).eval()
 
 
 def make_app(model: LlamaForCausalLM) -> FastAPI:

@@ -11,7 +11,8 @@ chunk_space::chunk_space(device_memory& memory, std::uint32_t capacity, std::siz
       capacity_(capacity),
       reserved_(capacity + unbacked),
       behind_(behind),
-      base_(memory.reserve(reserved_)),
+      home_(memory.reserve(reserved_)),
+      base_(home_),
       ranges_(alignment) {}
 
 chunk_space::~chunk_space() {
@@ -24,7 +25,7 @@ chunk_space::~chunk_space() {
                   std::max({static_cast<std::uint32_t>(chunks_.size()),
                             static_cast<std::uint32_t>(left_mapped_.size()), private_pages_}));
   }
-  memory_.release(base_, reserved_);
+  memory_.release(home_, reserved_);
 }
 
 void chunk_space::record_in(chunk_history& history, std::string_view name,
@@ -172,6 +173,15 @@ std::vector<std::uint32_t> chunk_space::close() {
   return released;
 }
 
+void chunk_space::move_to(std::byte* where) {
+  auto* const to = where == nullptr ? home_ : where;
+  memory_.map(to, chunks_);
+  memory_.unmap(base_, static_cast<std::uint32_t>(chunks_.size()));
+  record_event(chunk_event::unmapped, chunks_, base_);
+  base_ = to;
+  record_event(chunk_event::mapped, chunks_, base_);
+}
+
 std::vector<std::uint32_t> chunk_space::positions(bool in_use) const {
   std::vector<std::uint32_t> found;
   for (std::uint32_t position = 0; position < chunks_.size(); ++position) {
@@ -182,14 +192,16 @@ std::vector<std::uint32_t> chunk_space::positions(bool in_use) const {
   return found;
 }
 
-std::uint32_t chunk_space::park(std::uint32_t position) noexcept {
-  auto const chunk = std::exchange(chunks_[position], parked_chunk);
-  ++parked_;
-  if (!holds_private_pages()) {
-    memory_.unmap(at(position), 1);
+void chunk_space::park(std::uint32_t first, std::span<std::uint32_t> chunks) noexcept {
+  for (std::size_t i = 0; i < chunks.size(); ++i) {
+    chunks[i] = std::exchange(chunks_[first + i], parked_chunk);
   }
-  record_event(chunk_event::unmapped, {&chunk, 1}, at(position));
-  return chunk;
+  auto const count = static_cast<std::uint32_t>(chunks.size());
+  parked_ += count;
+  if (!holds_private_pages()) {
+    memory_.unmap(at(first), count);
+  }
+  record_event(chunk_event::unmapped, chunks, at(first));
 }
 
 void chunk_space::unpark(std::uint32_t first, std::span<std::uint32_t const> chunks) {

@@ -92,15 +92,24 @@ class chunk_space {
   void revoke(bool unmap_now);
   void finish_revoke() noexcept;
 
+  /// Maps its chunks at addresses that somebody else has reserved, or for null where they were at first, and nowhere else. All of its
+  /// capacity must be there, none parked, and nothing use it. If it throws, nothing has changed.
+  void move_to(std::byte* where);
+
   // --- parking; not of a space that is revoked
   /// Positions that have a chunk, ascending: those in which something lives, or those in which nothing does.
   [[nodiscard]] std::vector<std::uint32_t> positions(bool in_use) const;
   [[nodiscard]] bool is_in_use(std::uint32_t position) const { return !is_unused(position); }
+  /// Of a position that has one.
+  [[nodiscard]] std::uint32_t chunk_at(std::uint32_t position) const noexcept {
+    return chunks_[position];
+  }
   [[nodiscard]] std::byte* at(std::uint32_t position) const noexcept {
     return base_ + position * memory_.shape().chunk_bytes;
   }
-  /// Unmaps the chunk there, which has one, and returns it; private pages stay mapped. No event is recorded if there is no memory for it.
-  [[nodiscard]] std::uint32_t park(std::uint32_t position) noexcept;
+  /// Unmaps the chunks from there on, as many as `chunks` is to have, none of which is parked; private pages stay mapped. No event is
+  /// recorded if there is no memory for it.
+  void park(std::uint32_t first, std::span<std::uint32_t> chunks) noexcept;
   /// Maps chunks at parked positions that follow each other, from `first` on, unless private pages are there. If it throws, nothing has changed.
   void unpark(std::uint32_t first, std::span<std::uint32_t const> chunks);
   [[nodiscard]] std::uint32_t parked() const noexcept { return parked_; }
@@ -139,6 +148,7 @@ class chunk_space {
   std::uint32_t capacity_;
   std::uint32_t reserved_;  ///< capacity, and what never gets memory
   backing behind_;
+  std::byte* home_;  ///< its own reservation
   std::byte* base_;
   range_allocator ranges_;
   std::vector<std::uint32_t> chunks_;       ///< mapped at base_ + i × chunk_bytes

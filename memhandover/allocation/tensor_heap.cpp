@@ -50,8 +50,7 @@ std::optional<load_decision> tensor_heap::impl::load_into_free(model_id id, requ
 /// Holes are filled last, when training has too little: a model that lies in many chunks keeps them
 /// from becoming empty. Training is not asked in vain, which would cost it a micro-batch.
 tensor_heap::impl::placed tensor_heap::impl::decide(model_id id, request const& wanted,
-                                                    steady_clock::time_point deadline,
-                                                    handover_report& report) {
+                                                    urgency const& how, handover_report& report) {
   auto const usage = pool_->usage();
   auto const chunk_bytes = pool_->shape().chunk_bytes;
   auto const suffice = places_.chunks_that_suffice(wanted.sizes);
@@ -63,7 +62,7 @@ tensor_heap::impl::placed tensor_heap::impl::decide(model_id id, request const& 
   }
   if (usage.free_bytes + usage.tenant_bytes() >= needed) {
     try {
-      return load_into_acquired(id, wanted, suffice, deadline, report);
+      return load_into_acquired(id, wanted, suffice, how, report);
     } catch (error const& failure) {  // some of training's memory is persistent
       if (failure.kind() != error_kind::out_of_memory) {
         throw;
@@ -90,7 +89,7 @@ tensor_heap::impl::placed tensor_heap::impl::decide(model_id id, request const& 
 /// three times as fast.
 tensor_heap::impl::placed tensor_heap::impl::load_into_acquired(model_id id, request const& wanted,
                                                                 std::uint32_t count,
-                                                                steady_clock::time_point deadline,
+                                                                urgency const& how,
                                                                 handover_report& report) {
   std::vector<std::uint32_t> planned;
   std::optional<load_decision> made;
@@ -108,7 +107,7 @@ tensor_heap::impl::placed tensor_heap::impl::load_into_acquired(model_id id, req
   surplus left{*pool_, {}};  // all of them, until they have been placed
   auto& chunks = left.chunks;
   try {
-    chunks = pool_->acquire_chunks(count, deadline, &report, plan);
+    chunks = pool_->acquire_chunks(count, how, &report, plan);
   } catch (...) {
     forget_plan(id);
     throw;
@@ -152,13 +151,13 @@ std::shared_ptr<tensor_heap::impl::residency> tensor_heap::impl::new_residency(
   return held;
 }
 
-loaded_tensors tensor_heap::impl::load(request const& wanted, steady_clock::time_point deadline,
+loaded_tensors tensor_heap::impl::load(request const& wanted, urgency const& how,
                                        handover_report* report) {
   std::lock_guard const alone{loading_};
   auto const start = steady_clock::now();
   handover_report result;
   auto held = new_residency(wanted);
-  auto [decided, noted] = decide(held->id, wanted, deadline, result);
+  auto [decided, noted] = decide(held->id, wanted, how, result);
   held->made = std::move(decided);
   auto const& decision = held->made;
   auto const mapping = steady_clock::now();
@@ -299,9 +298,9 @@ tensor_heap::tensor_heap(std::shared_ptr<serving_pool> pool, std::uint64_t align
     : impl_(std::make_shared<impl>(std::move(pool), alignment)) {}
 tensor_heap::~tensor_heap() = default;
 
-loaded_tensors tensor_heap::load(request const& wanted, steady_clock::time_point deadline,
+loaded_tensors tensor_heap::load(request const& wanted, urgency const& how,
                                  handover_report* report) {
-  return impl_->load(wanted, deadline, report);
+  return impl_->load(wanted, how, report);
 }
 void tensor_heap::prepare(std::span<std::uint64_t const> sizes, residence lasts) {
   impl_->prepare(sizes, lasts);

@@ -86,8 +86,7 @@ class tensor_heap {
   tensor_heap& operator=(tensor_heap const&) = delete;
 
   /// Throws as `serving_pool::acquire` does; after a failure nothing has been taken.
-  [[nodiscard]] loaded_tensors load(request const& wanted,
-                                    std::chrono::steady_clock::time_point deadline,
+  [[nodiscard]] loaded_tensors load(request const& wanted, urgency const& how,
                                     handover_report* report = nullptr);
 
   struct adopted {

@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "memhandover/base/error.hpp"
+#include "memhandover/base/socket_address.hpp"
 #include "memhandover/base/standard_streams.hpp"
 #include "memhandover/base/system_error.hpp"
 #include "memhandover/base/waiting.hpp"
@@ -245,16 +246,13 @@ arrival receive_if_there(int socket) {
 }
 
 sockaddr_un broker_address(std::string const& runtime_dir) {
-  sockaddr_un address{};
-  address.sun_family = AF_UNIX;
-  auto const path = runtime_dir + "/broker.sock";
-  if (path.size() >= sizeof address.sun_path) {
+  auto const address = socket_address(runtime_dir + "/broker.sock");
+  if (!address) {
     throw error{error_kind::invalid_argument,
                 "the runtime folder's path " + runtime_dir +
                     " is too long for a socket; choose one under 90 characters with --runtime-dir"};
   }
-  std::memcpy(address.sun_path, path.c_str(), path.size() + 1);
-  return address;
+  return *address;
 }
 
 std::optional<unique_fd> connect_to_broker(std::string const& runtime_dir) {

@@ -52,6 +52,10 @@ bool broker::idle() const {
   return visitors_.empty() && pools_->idle();
 }
 
+std::chrono::milliseconds broker::patience() const {
+  return visited_ ? options_.idle_exit : std::max(options_.idle_exit, options_.first_visit);
+}
+
 bool broker::kept_by_visitor(detail::kept_pool const& pool) const {
   return std::any_of(visitors_.begin(), visitors_.end(),
                      [&](auto const& who) { return who->keeps == pool.id(); });
@@ -71,7 +75,7 @@ void broker::run(int stop_fd) {
     pools_->watch(polled);
     auto wake = pools_->wake_at();
     if (idle()) {
-      wake = std::min(wake.value_or(clock::time_point::max()), idle_since_ + options_.idle_exit);
+      wake = std::min(wake.value_or(clock::time_point::max()), idle_since_ + patience());
     }
     if (auto const look = place_.look_at()) {
       wake = std::min(wake.value_or(clock::time_point::max()), *look);
@@ -100,7 +104,7 @@ void broker::run(int stop_fd) {
     pools_->give_idle_back([this](auto const& pool) { return kept_by_visitor(pool); });
     if (!idle()) {
       idle_since_ = clock::now();
-    } else if (clock::now() - idle_since_ >= options_.idle_exit) {
+    } else if (clock::now() - idle_since_ >= patience()) {
       accept_visitor();  // who came since the last look would find his connection closed
       if (visitors_.empty()) {
         spdlog::info("nobody needs a pool any more; the broker ends");
@@ -157,6 +161,7 @@ void broker::accept_visitor() {
   }
   visitors_.push_back(std::make_unique<visitor>());
   visitors_.back()->socket = std::move(socket);
+  visited_ = true;
 }
 
 /// Else he would wait for an answer, and the listener would be ready for ever.
@@ -235,6 +240,8 @@ bool broker::answer(visitor& who, message& request) {
     pools_->asked_about(request.body).park(request.body);
   } else if (type == "wake") {
     pools_->asked_about(request.body).wake(request.body);
+  } else if (type == "use") {
+    pools_->asked_about(request.body).note_use(request.body);
   } else if (type == "open" || type == "join") {
     check_version(request.body);
     auto* const pool = pools_->find_or_begin(request.body);

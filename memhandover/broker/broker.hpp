@@ -29,6 +29,8 @@ class broker {
     std::string runtime_dir;
     /// Ends, or gives a pool back, this long after the last client has gone.
     std::chrono::milliseconds idle_exit{10'000};
+    /// At least so long it waits for the first, who may have started it and takes its time.
+    std::chrono::milliseconds first_visit{10'000};
     /// How long to wait for clients of an earlier broker.
     std::chrono::milliseconds adoption_grace{2'000};
     /// How long what a dead server has published stays for its successor; 0: not.
@@ -73,6 +75,8 @@ class broker {
   bool adopt(visitor& who, message request);
   [[nodiscard]] bool kept_by_visitor(detail::kept_pool const& pool) const;
   [[nodiscard]] bool idle() const;
+  /// How long it may be idle.
+  [[nodiscard]] std::chrono::milliseconds patience() const;
 
   options options_;
   detail::broker_place place_;
@@ -80,6 +84,7 @@ class broker {
   unique_fd spare_;
   std::optional<detail::pool_set> pools_;
   std::vector<std::unique_ptr<visitor>> visitors_;
+  bool visited_ = false;
   clock::time_point idle_since_{};
 };
 

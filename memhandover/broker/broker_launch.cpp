@@ -149,11 +149,12 @@ unique_fd ensure_broker(broker_options const& options) {
     if (auto socket = connect_to_broker(runtime_dir)) {
       return std::move(*socket);
     }
-    if (started) {
+    if (started && clock::now() > patience_ends) {
       throw error{error_kind::unavailable,
-                  "the broker ended as soon as it was ready; see " + runtime_dir + "/broker.log"};
+                  "the broker ends as soon as it is ready; see " + runtime_dir + "/broker.log"};
     }
-    // An earlier one that does not listen any more has its place until its process has ended.
+    // One that nobody uses ends after a while, which may be over before this process goes on; and an earlier one that does not listen
+    // any more has its place until its process has ended.
     std::this_thread::sleep_for(between_looks);
   }
 }

@@ -141,4 +141,8 @@ std::string status_socket_of(std::string const& runtime_dir, int device) {
   return check_runtime_dir(runtime_dir) + "/server-" + std::to_string(device) + ".sock";
 }
 
+std::string server_experience_of(std::string const& runtime_dir, int device) {
+  return check_runtime_dir(runtime_dir) + "/server-" + std::to_string(device) + ".experience";
+}
+
 }  // namespace sluice::memhandover

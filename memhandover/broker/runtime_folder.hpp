@@ -6,6 +6,8 @@
 ///   broker.log    what it says
 ///   pool.json     who uses its pools, for its successor
 ///   server-0.sock where the server of device 0 tells its status
+///   k0-1f2e3d4c   where what keeps an engine of device 0's server meets the next server
+///   server-0.experience   what it has learnt of its models, for its successor
 ///
 /// A folder that others could use, or that cannot be one, is refused with the command that mends it.
 #pragma once
@@ -30,6 +32,9 @@ namespace sluice::memhandover {
 
 /// Where the server of a device's pool tells its status, in the folder that check_runtime_dir finds.
 [[nodiscard]] std::string status_socket_of(std::string const& runtime_dir, int device);
+
+/// Where the server of a device's pool keeps what it has learnt of its models, likewise.
+[[nodiscard]] std::string server_experience_of(std::string const& runtime_dir, int device);
 
 /// What to say where a broker has the folder and cannot be reached there.
 [[nodiscard]] std::string unreachable_broker(std::string const& runtime_dir, pid_t broker);

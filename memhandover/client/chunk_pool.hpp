@@ -12,12 +12,34 @@
 #include <cstdint>
 #include <functional>
 #include <span>
+#include <stop_token>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace sluice::memhandover {
 
 struct handover_report;
+
+/// Until when memory is waited for, and what it may cost others. A deadline alone stands for a request's.
+///
+/// What is *spare* nobody waits for: it is what is free, and what jobs can give at once. No job is parked for it, engines are not asked,
+/// nothing is taken while something is owed to anybody, and it gives way to whoever else wants memory.
+struct urgency {
+  // NOLINTNEXTLINE(google-explicit-constructor,hicpp-explicit-conversions)
+  urgency(std::chrono::steady_clock::time_point until) noexcept : deadline(until) {}
+  [[nodiscard]] static urgency spare(std::chrono::steady_clock::time_point until,
+                                     std::stop_token called_off = {}) noexcept {
+    urgency made{until};
+    made.is_spare = true;
+    made.called_off = std::move(called_off);
+    return made;
+  }
+
+  std::chrono::steady_clock::time_point deadline;
+  bool is_spare = false;
+  std::stop_token called_off{};  ///< of what is spare: it ends with `cancelled` then
+};
 
 class chunk_pool {
  public:
@@ -37,7 +59,7 @@ class chunk_pool {
   /// Where a tenant is asked, `meanwhile` is called before its answer is waited for, with the chunks
   /// that will probably be had; it must not throw.
   [[nodiscard]] virtual std::vector<std::uint32_t> acquire_chunks(
-      std::uint32_t count, std::chrono::steady_clock::time_point deadline, handover_report* report,
+      std::uint32_t count, urgency const& how, handover_report* report,
       foresight const& meanwhile = {}) = 0;
   virtual void give_back_chunks(std::span<std::uint32_t const> chunks) = 0;
 

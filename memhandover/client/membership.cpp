@@ -29,13 +29,14 @@ constexpr milliseconds attempts_apart{200};
 }  // namespace
 
 membership::membership(broker_options broker, client_kind kind, std::string const& name,
-                       std::string const& endpoint)
+                       std::string const& endpoint, job_wish const& wish)
     : broker_(std::move(broker)) {
   std::tie(life_read_, life_write_) = make_pipe("the broker to see when this process ends");
   auto join = wish_message("join", broker_);
   join["kind"] = traits_of(kind).name;
   join["name"] = name;
   join["endpoint"] = endpoint;
+  add_wish(join, wish);
   add_identity(join, this_process());
   auto const itself = own_pidfd();
   std::vector<int> brought{life_read_.get()};

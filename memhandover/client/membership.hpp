@@ -20,6 +20,7 @@
 
 #include "memhandover/base/wire.hpp"
 #include "memhandover/broker/broker_launch.hpp"
+#include "memhandover/broker/job_wish.hpp"
 #include "memhandover/client/host_copy_share.hpp"
 #include "memhandover/ledger/ledger.hpp"
 
@@ -28,9 +29,9 @@ namespace sluice::memhandover {
 class membership {
  public:
   /// Finds the broker or starts it, and joins. Throws what the broker answers (`already_exists` for
-  /// a second server), or `unavailable`.
+  /// a second server, `out_of_memory` for a minimum that the pool cannot promise), or `unavailable`.
   membership(broker_options broker, client_kind kind, std::string const& name,
-             std::string const& endpoint);
+             std::string const& endpoint, job_wish const& wish = {});
   membership(membership const&) = delete;
   membership& operator=(membership const&) = delete;
   /// Waits for an attempt to reconnect that is under way.

@@ -17,10 +17,12 @@
 #include "memhandover/base/error.hpp"
 #include "memhandover/base/system_error.hpp"
 #include "memhandover/client/detail/acquisition.hpp"
+#include "memhandover/client/detail/mapping_ahead.hpp"
 #include "memhandover/client/detail/pause_lease.hpp"
 #include "memhandover/client/detail/server_manifest.hpp"
 #include "memhandover/client/detail/whole_view.hpp"
 #include "memhandover/client/membership.hpp"
+#include "memhandover/client/work_report.hpp"
 #include "memhandover/ledger/chunk_choice.hpp"
 #include "memhandover/ledger/chunk_history.hpp"
 #include "memhandover/ledger/chunk_notes.hpp"
@@ -53,7 +55,7 @@ class pool_server final : public serving_pool, public std::enable_shared_from_th
         notes_(member_.view(), member_.slot()),
         history_(member_.view(), member_.slot()),
         stop_(make_event()),
-        acquisition_({member_.view(), member_.slot(), mutex_, mail_, writer_, reserve_,
+        acquisition_({member_.view(), member_.slot(), mutex_, mail_, writer_, reserve_, waiting_,
                       how.demands_from_engines, member_.copies()}),
         pause_(member_.view().header().pause_until_ns, options_.pause_lease) {
     manifest_.emplace(member_.files().manifest.get(),
@@ -124,7 +126,7 @@ class pool_server final : public serving_pool, public std::enable_shared_from_th
   }
 
   void gather_owed(steady_clock::time_point deadline) override {
-    std::lock_guard const alone{acquiring_};
+    auto const alone = next_turn();
     handover_report unused;  // it is no handover to this server
     acquisition_.gather_owed(deadline, unused);
   }
@@ -167,6 +169,15 @@ class pool_server final : public serving_pool, public std::enable_shared_from_th
     return compute_claim{std::shared_ptr<void>{nullptr, std::move(drop)}};
   }
 
+  void watch_engines(std::function<void(bool, bool)> hears) override {
+    {
+      std::lock_guard const lock{hearing_};
+      hears_engines_ = std::move(hears);
+      engines_work_ = false;
+    }
+    (void)::eventfd_write(member_.files().doorbell.get(), 1);
+  }
+
   [[nodiscard]] warm_memory* warm() noexcept override { return &*manifest_; }
 
   [[nodiscard]] std::vector<std::uint32_t> free_chunks() const override {
@@ -186,8 +197,7 @@ class pool_server final : public serving_pool, public std::enable_shared_from_th
     return chunks.size() <= writer_->available_chunks() &&
            writer_->take_these(chunks, static_cast<std::uint16_t>(member_.slot()));
   }
-  [[nodiscard]] std::vector<std::uint32_t> acquire_chunks(std::uint32_t count,
-                                                          steady_clock::time_point deadline,
+  [[nodiscard]] std::vector<std::uint32_t> acquire_chunks(std::uint32_t count, urgency const& how,
                                                           handover_report* report,
                                                           foresight const& meanwhile) override;
   void give_back_chunks(std::span<std::uint32_t const> chunks) override {
@@ -198,6 +208,11 @@ class pool_server final : public serving_pool, public std::enable_shared_from_th
   [[nodiscard]] std::byte* whole_view() const noexcept override { return whole_.at(0); }
   [[nodiscard]] std::byte* stitch(std::span<std::uint32_t const> chunks) override {
     auto* const where = memory_->map_anew(chunks);
+    note_stitched(where, chunks);
+    return where;
+  }
+  /// If it throws, nothing is mapped there any more.
+  void note_stitched(std::byte* where, std::span<std::uint32_t const> chunks) {
     try {
       std::lock_guard const lock{mutex_};
       manifest_->note_stitched(where, {chunks.begin(), chunks.end()});
@@ -205,7 +220,6 @@ class pool_server final : public serving_pool, public std::enable_shared_from_th
       memory_->unmap_and_release(where, static_cast<std::uint32_t>(chunks.size()));
       throw;
     }
-    return where;
   }
   void unstitch(std::byte* where, std::uint32_t count) noexcept override {
     {
@@ -251,8 +265,10 @@ class pool_server final : public serving_pool, public std::enable_shared_from_th
     record_use(chunks, data, what);
   }
 
+  [[nodiscard]] std::unique_lock<std::mutex> next_turn();
   void publish_turns(ledger_header& to) const;
   void run();
+  std::optional<std::int64_t> look_at_engines();
   void handle(message received);
   void finish(handover_report const& result, handover_report* report);
 
@@ -270,8 +286,12 @@ class pool_server final : public serving_pool, public std::enable_shared_from_th
   std::optional<ledger_writer> writer_;
   std::optional<detail::server_manifest> manifest_;
   std::uint32_t reserve_ = 0;
+  std::uint32_t waiting_ = 0;        ///< who want their turn with `acquiring_`
   detail::acquisition acquisition_;  ///< used by whoever has `acquiring_`
   detail::pause_lease pause_;
+  std::mutex hearing_;  ///< before mutex_; guards the next two
+  std::function<void(bool, bool)> hears_engines_;
+  bool engines_work_ = false;  ///< as it was told last
   std::thread thread_;
 };
 
@@ -281,6 +301,7 @@ void pool_server::run() {
   ::pthread_setname_np(::pthread_self(), "sluice-ledger");
   member_.say_ready();
   auto const renew_every = std::max<milliseconds>(milliseconds{1}, options_.pause_lease / 3);
+  std::optional<std::int64_t> engines_until;
   for (;;) {
     bool claimed = false;
     int doorbell = -1;  // rings for the broker until this is the writer
@@ -298,9 +319,15 @@ void pool_server::run() {
     if (claimed) {
       at_most(renew_every);
     }
-    if (left_until) {
+    auto const at_latest = [&at_most](std::int64_t instant_ns) {
       at_most(
-          std::max(milliseconds{0}, ceil<milliseconds>(nanoseconds{*left_until - monotonic_ns()})));
+          std::max(milliseconds{0}, ceil<milliseconds>(nanoseconds{instant_ns - monotonic_ns()})));
+    };
+    if (left_until) {
+      at_latest(*left_until);
+    }
+    if (engines_until) {
+      at_latest(*engines_until);
     }
     std::array<pollfd, 3> polled{
         {{stop_.get(), POLLIN, 0}, {doorbell, POLLIN, 0}, {member_.news(), POLLIN, 0}}};
@@ -309,11 +336,14 @@ void pool_server::run() {
     if (polled[0].revents != 0) {
       return;
     }
+    if (polled[1].revents != 0) {  // before any look: who rings from now on is seen by the next
+      eventfd_t count = 0;
+      (void)::eventfd_read(doorbell, &count);
+    }
+    engines_until = look_at_engines();
     {
       std::lock_guard const lock{mutex_};
       if (polled[1].revents != 0) {
-        eventfd_t count = 0;
-        (void)::eventfd_read(doorbell, &count);
         writer_->pump();
         mail_.notify_all();
       }
@@ -325,6 +355,36 @@ void pool_server::run() {
       handle(std::move(*received));
     }
   }
+}
+
+/// Tells whether the device works for them: without `mutex_`, since who hears of it claims the device. When it is to be looked
+/// at again, whoever rings.
+std::optional<std::int64_t> pool_server::look_at_engines() {
+  std::lock_guard const lock{hearing_};
+  if (!hears_engines_) {
+    return std::nullopt;
+  }
+  auto const seen = work_of_engines(member_.view(), monotonic_ns());
+  if (std::exchange(engines_work_, seen.works) != seen.works) {
+    hears_engines_(seen.works, seen.waited);
+  }
+  return seen.works ? std::optional{seen.until_ns} : std::nullopt;
+}
+
+/// Of an acquisition that somebody waits for: one that is spare gives way to it.
+std::unique_lock<std::mutex> pool_server::next_turn() {
+  std::unique_lock alone{acquiring_, std::try_to_lock};
+  if (!alone.owns_lock()) {
+    auto const wait = [this](std::int32_t by) {
+      std::lock_guard const lock{mutex_};
+      waiting_ += static_cast<std::uint32_t>(by);
+    };
+    wait(1);
+    mail_.notify_all();
+    alone.lock();
+    wait(-1);
+  }
+  return alone;
 }
 
 /// What holds for who is parked.
@@ -357,17 +417,16 @@ void pool_server::handle(message received) {
   }
 }
 
-std::vector<std::uint32_t> pool_server::acquire_chunks(std::uint32_t count,
-                                                       steady_clock::time_point deadline,
+std::vector<std::uint32_t> pool_server::acquire_chunks(std::uint32_t count, urgency const& how,
                                                        handover_report* report,
                                                        foresight const& meanwhile) {
   if (count == 0) {
     return {};
   }
-  std::lock_guard const alone{acquiring_};
+  auto const alone = how.is_spare ? std::unique_lock{acquiring_} : next_turn();
   auto const start = steady_clock::now();
   handover_report result;
-  auto chunks = acquisition_.obtain(count * shape().chunk_bytes, deadline, result, meanwhile);
+  auto chunks = acquisition_.obtain(count * shape().chunk_bytes, how, result, meanwhile);
   result.total = steady_clock::now() - start;
   finish(result, report);
   return chunks;
@@ -375,7 +434,7 @@ std::vector<std::uint32_t> pool_server::acquire_chunks(std::uint32_t count,
 
 placement pool_server::acquire(std::uint64_t bytes, steady_clock::time_point deadline,
                                handover_report* report, std::string_view what) {
-  std::lock_guard const alone{acquiring_};
+  auto const alone = next_turn();
   auto const start = steady_clock::now();
   handover_report result;
   auto const held = std::make_shared<holding>();
@@ -384,10 +443,21 @@ placement pool_server::acquire(std::uint64_t bytes, steady_clock::time_point dea
                                  self->give_back(*held);
                                }
                              }};
-  held->chunks = acquisition_.obtain(bytes, deadline, result, {});
+  detail::mapping_ahead ahead{*memory_};
+  held->chunks = acquisition_.obtain(bytes, deadline, result,
+                                     [&ahead](std::span<std::uint32_t const> foreseen) {
+                                       if (!are_neighbours(foreseen)) {
+                                         ahead.map(foreseen);
+                                       }
+                                     });
   auto const mapping = steady_clock::now();
   if (are_neighbours(held->chunks)) {
     held->data = whole_.at(held->chunks.front());
+  } else if (auto there = ahead.put_right(held->chunks)) {
+    held->chunks = std::move(there->chunks);
+    note_stitched(there->data, held->chunks);
+    held->data = there->data;
+    held->stitched = true;
   } else {
     held->data = stitch(held->chunks);
     held->stitched = true;

@@ -159,7 +159,8 @@ class serving_pool : public chunk_pool {
   /// Throws `out_of_memory` if even all that these can give is too little (whoever holds the
   /// rest is named), or is a matter of time, which `retry_after` then says: jobs stay that have been parked, or what is free is
   /// owed to one; `deadline_exceeded` if who was asked did not answer by `deadline`. After a failure
-  /// the claim has been given back.
+  /// the claim has been given back. Chunks that are `spare` (chunk_pool.hpp) are refused with `out_of_memory` before anybody is asked
+  /// where they are not to be had, and with `cancelled` when they are called off, or somebody else wants memory.
   /// `what` it will hold, such as a model's name, is shown by `sluice pool show`.
   [[nodiscard]] virtual placement acquire(std::uint64_t bytes,
                                           std::chrono::steady_clock::time_point deadline,
@@ -194,6 +195,13 @@ class serving_pool : public chunk_pool {
       std::chrono::steady_clock::time_point until) = 0;
   [[nodiscard]] compute_claim claim_compute() {
     return claim_compute(std::chrono::steady_clock::time_point::max());
+  }
+
+  /// From now on `hears` is told when the device begins to work for engines of the pool, and when it has done all for all of them,
+  /// one at a time, by a thread that it may not keep. `waited` as `work_report::drained` says. With an empty one nobody is told any
+  /// more, from when this returns.
+  virtual void watch_engines(std::function<void(bool works, bool waited)> hears) {
+    (void)hears;  // where there are none
   }
 
   /// What outlives this server, and what it inherits; lives as long as the pool. Null for a pool

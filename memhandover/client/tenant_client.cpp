@@ -17,7 +17,9 @@
 #include "memhandover/base/error.hpp"
 #include "memhandover/base/system_error.hpp"
 #include "memhandover/client/membership.hpp"
+#include "memhandover/ledger/chunk_counts.hpp"
 #include "memhandover/ledger/client_kinds.hpp"
+#include "memhandover/ledger/standing.hpp"
 
 namespace sluice::memhandover {
 namespace {
@@ -39,8 +41,8 @@ void unless_it_fails(char const* what, Work&& work) noexcept {
 class tenant_member final : public tenant_client {
  public:
   tenant_member(broker_options const& broker, client_kind kind, std::string const& name,
-                handler on_demand)
-      : member_(broker, kind, name, ""),
+                handler on_demand, job_wish const& wish)
+      : member_(broker, kind, name, "", wish),
         on_demand_(std::move(on_demand)),
         stop_(make_event()),
         box_(member_.view(), member_.slot()) {
@@ -87,12 +89,17 @@ class tenant_member final : public tenant_client {
   [[nodiscard]] std::vector<std::uint32_t> collect(
       std::vector<std::uint32_t>* needs_scrub) override;
   void release(std::span<std::uint32_t const> chunks) override;
+  void await_releases(steady_clock::time_point deadline) override;
   bool wait_grantable(std::uint32_t count, steady_clock::time_point deadline) override;
   void watch(std::function<void()> look, milliseconds every) override;
   void stay_awake() override;
   void meanwhile(std::function<std::optional<milliseconds>()> work) override;
   void show_waiting(bool waits) override;
   void nudge() const noexcept override { (void)::eventfd_write(member_.bell(), 1); }
+  void leave() override {
+    leaving_.store(true);
+    std::lock_guard const done{at_work_};
+  }
 
   void abandon_in_child() noexcept override {
     member_.abandon_in_child();
@@ -105,6 +112,7 @@ class tenant_member final : public tenant_client {
   void run();
   void await_events(std::span<pollfd> events);
   void answer_demand();
+  [[nodiscard]] std::uint32_t above_minimum() const;
   template <typename Condition>
   bool await(std::unique_lock<std::mutex>& lock, steady_clock::time_point deadline,
              Condition const& holds);
@@ -120,6 +128,7 @@ class tenant_member final : public tenant_client {
   std::mutex mutex_;   ///< guards what follows
   std::condition_variable bell_rang_;
   client_mailbox box_;
+  std::uint64_t awaited_ = 0;  ///< messages that had been written when `await_releases` last waited
   std::uint32_t uncollected_ = 0;  ///< chunks that may have been granted since the last `collect`
   std::uint32_t waiting_ = 0;      ///< threads in `wait_grantable`, and who shows that it waits
   std::function<void()> look_;
@@ -127,6 +136,8 @@ class tenant_member final : public tenant_client {
   std::function<std::optional<milliseconds>()> work_;
   std::optional<steady_clock::time_point> work_at_;  ///< when the next piece of it is due
   std::atomic<bool> awake_{false};
+  std::atomic<bool> leaving_{false};
+  std::mutex at_work_;          ///< the control thread has it while it does something
   std::uint32_t answered_ = 0;  ///< control thread only
   std::thread thread_;
 };
@@ -140,6 +151,7 @@ void tenant_member::run() {
     if (polled[0].revents != 0) {
       return;
     }
+    std::lock_guard const working{at_work_};
     if (polled[1].revents != 0) {
       eventfd_t count = 0;
       (void)::eventfd_read(member_.bell(), &count);
@@ -242,26 +254,52 @@ void tenant_member::stay_awake() {
   (void)::eventfd_write(member_.bell(), 1);
 }
 
+/// Chunks that it has beyond its minimum. A writer may have died since it wrote a demand that has been answered in part, and its successor
+/// may have counted what was on its way.
+std::uint32_t tenant_member::above_minimum() const {
+  auto const least =
+      standing_of(view().clients()[slot()], view().header().chunk_count).least_chunks;
+  if (least == 0) {
+    return view().header().chunk_count;
+  }
+  auto const unread = mailbox().mail_written.load() - control().mail_read.load();
+  auto const held = count_chunks(view()).by_client.at(slot());
+  return held - static_cast<std::uint32_t>(std::min<std::uint64_t>(held, unread + least));
+}
+
 void tenant_member::answer_demand() {
   auto const asked = numbered::unpack(control().demand.load(std::memory_order_acquire));
   if (asked.seq == answered_) {
     return;
   }
   answered_ = asked.seq;
+  if (leaving_.load()) {
+    return;  // whoever asks has all of it when this process has ended
+  }
   auto const awake = monotonic_ns();
   demand_answer answer;
   answer.noticed_ns = answer.closed_ns = answer.idle_ns = awake;
-  if (asked.chunks > 0) {
+  auto const wanted = std::min(asked.chunks & ~demand_without_parking, above_minimum());
+  if (wanted > 0) {
     unless_it_fails("answering a demand", [&] {
       answer =
-          on_demand_({asked.seq, asked.chunks, awake,
-                      [&] { return numbered::unpack(control().demand.load()).seq == asked.seq; },
-                      [this](std::uint32_t chunk) {
-                        release({&chunk, 1});
-                      }});
+          on_demand_({.number = asked.seq,
+                      .chunks = wanted,
+                      .awake_ns = awake,
+                      .stands =
+                          [&] {
+                            return numbered::unpack(control().demand.load()).seq == asked.seq &&
+                                   !leaving_.load();
+                          },
+                      .give = [this](std::span<std::uint32_t const> chunks) { release(chunks); },
+                      .may_park = (asked.chunks & demand_without_parking) == 0});
     });
     std::lock_guard const lock{mutex_};
     box_.release(answer.chunks);
+  }
+  if (leaving_.load() && asked.chunks > 0) {
+    ring_writer();
+    return;  // the rest comes with the end
   }
   auto& box = mailbox();
   box.live_chunks.store(answer.live_chunks);
@@ -340,6 +378,18 @@ void tenant_member::release(std::span<std::uint32_t const> chunks) {
   ring_writer();
 }
 
+/// The writer answers a request after it has taken all mail, and has told what is free then.
+void tenant_member::await_releases(steady_clock::time_point deadline) {
+  {
+    std::lock_guard const lock{mutex_};
+    auto const sent = mailbox().mail_written.load(std::memory_order_relaxed);
+    if (std::exchange(awaited_, sent) == sent) {
+      return;
+    }
+  }
+  ask(0, lifetime::revocable, deadline, precedence::after_demands);
+}
+
 void tenant_member::show_waiting(bool waits) {
   std::lock_guard const lock{mutex_};
   waiting_ = waits ? waiting_ + 1 : waiting_ - 1;
@@ -360,12 +410,13 @@ bool tenant_member::wait_grantable(std::uint32_t count, steady_clock::time_point
 }  // namespace
 
 std::unique_ptr<tenant_client> tenant_client::join(broker_options const& broker, client_kind kind,
-                                                   std::string const& name, handler on_demand) {
+                                                   std::string const& name, handler on_demand,
+                                                   job_wish const& wish) {
   if (auto const& traits = traits_of(kind); !traits.is_tenant) {
     throw error{error_kind::invalid_argument,
                 std::string{"a "} + traits.name + " is no tenant: it neither asks nor is asked"};
   }
-  return std::make_unique<tenant_member>(broker, kind, name, std::move(on_demand));
+  return std::make_unique<tenant_member>(broker, kind, name, std::move(on_demand), wish);
 }
 
 }  // namespace sluice::memhandover

@@ -23,6 +23,7 @@
 #include <vector>
 
 #include "memhandover/broker/broker_launch.hpp"
+#include "memhandover/broker/job_wish.hpp"
 #include "memhandover/client/host_copy_share.hpp"
 #include "memhandover/ledger/client_mailbox.hpp"
 #include "memhandover/ledger/ledger.hpp"
@@ -36,9 +37,10 @@ struct demand {
   std::int64_t awake_ns = 0;  ///< when the control thread saw it
   /// Whether the server still waits for the answer. From any thread, as long as the handler runs.
   std::function<bool()> stands;
-  /// Gives up a chunk before the rest of the answer. By the handler's thread, as long as it runs.
-  std::function<void(std::uint32_t chunk)> give{};
+  /// Gives chunks up before the rest of the answer. By the handler's thread, as long as it runs.
+  std::function<void(std::span<std::uint32_t const> chunks)> give{};
   bool from_operator = false;  ///< who has just come back goes again, too
+  bool may_park = true;        ///< else what would have to be parked for it stays
 };
 
 /// What was given up, and when the steps to it were done (CLOCK_MONOTONIC nanoseconds).
@@ -61,11 +63,12 @@ class tenant_client {
   using handler = std::function<demand_answer(demand const&)>;
 
   /// Finds the broker or starts it, and joins. Throws as `membership` does; `invalid_argument` for a kind that
-  /// is no tenant.
+  /// is no tenant. `wish` is a training job's alone.
   [[nodiscard]] static std::unique_ptr<tenant_client> join(broker_options const& broker,
                                                            client_kind kind,
                                                            std::string const& name,
-                                                           handler on_demand);
+                                                           handler on_demand,
+                                                           job_wish const& wish = {});
   virtual ~tenant_client() = default;
 
   [[nodiscard]] virtual ledger_view const& view() const noexcept = 0;
@@ -88,6 +91,8 @@ class tenant_client {
       std::vector<std::uint32_t>* needs_scrub = nullptr) = 0;
   /// Gives chunks back that nothing here reaches any more.
   virtual void release(std::span<std::uint32_t const> chunks) = 0;
+  /// Waits, at most until the deadline, until the writer has taken what was released before: the pool's counts have it then.
+  virtual void await_releases(std::chrono::steady_clock::time_point deadline) = 0;
 
   /// Waits until the pool would grant at least `count` chunks, at most until the deadline. Shown as
   /// "waiting".
@@ -113,6 +118,10 @@ class tenant_client {
   /// From now on the control thread does not sleep while a server is attached: it takes a processor, and
   /// sees a demand without being woken.
   virtual void stay_awake() = 0;
+
+  /// Demands are met by the end of this process from now on. Returns when the control thread has ended what it was at: of what it called
+  /// since only `work` goes on. For a process that is about to end, whose driver nobody may be in when it goes.
+  virtual void leave() = 0;
 
   /// After a fork, in the child: forgets thread and broker; the object may then only be leaked.
   virtual void abandon_in_child() noexcept = 0;

@@ -55,6 +55,9 @@ void write_client(ledger_view const& view, std::uint32_t slot, new_client const&
   entry.pid_namespace.store(who.process.pid_namespace);
   entry.life_inode.store(who.life_inode);
   entry.held_until_ns.store(0);
+  entry.in_use.store(0);
+  entry.rank.store(static_cast<std::uint32_t>(who.standing.rank));
+  entry.least_chunks.store(who.standing.least_chunks);
   set_text(entry.name, sizeof entry.name, who.name);
   set_text(entry.endpoint, sizeof entry.endpoint, who.endpoint);
   // A mailbox may have had an earlier owner; what it counted and said must not be shown as this one's.

@@ -7,16 +7,18 @@
 #include "memhandover/base/processes.hpp"
 #include "memhandover/ledger/client_kinds.hpp"
 #include "memhandover/ledger/ledger.hpp"
+#include "memhandover/ledger/standing.hpp"
 
 namespace sluice::memhandover {
 
 /// Who takes a place.
 struct new_client {
   client_kind kind = client_kind::training;
-  process_identity process;
+  process_identity process{};
   std::uint64_t life_inode = 0;  ///< of its life pipe
-  std::string name;
-  std::string endpoint;
+  std::string name{};
+  std::string endpoint{};
+  job_standing standing{};
 };
 
 [[nodiscard]] process_identity process_of(client_entry const& entry) noexcept;

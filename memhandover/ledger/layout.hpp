@@ -48,7 +48,7 @@
 namespace sluice::memhandover {
 
 inline constexpr std::uint64_t ledger_magic = 0x31474c4543494c53;  // "SLICELG1"
-inline constexpr std::uint32_t layout_version = 15;
+inline constexpr std::uint32_t layout_version = 21;
 inline constexpr std::uint32_t max_clients = 32;
 inline constexpr std::uint32_t broker_slot = 0xffff;
 inline constexpr std::uint16_t left_slot = 0xfffe;  ///< serving, but its server is dead
@@ -119,6 +119,9 @@ inline constexpr std::uint32_t request_whole = 1U << 29U;
 /// waiting for.
 inline constexpr std::uint32_t request_beyond_reserve = 1U << 28U;
 
+/// A demand for which nothing is parked: bit of `numbered::chunks` in `client_control::demand`.
+inline constexpr std::uint32_t demand_without_parking = 1U << 31U;
+
 /// One finished handover, as `sluice status` shows it. Times in nanoseconds from the demand.
 struct handover_entry {
   std::atomic<std::uint64_t> seq;  ///< 1 for the first; 0: the place is unused
@@ -174,13 +177,16 @@ struct ledger_header {
 enum class client_kind : std::uint32_t { training = 1, server = 2, engine = 3 };
 enum class client_status : std::uint32_t { empty = 0, live = 1, gone = 2 };
 
+/// Which training jobs demands are met by first: those of the lowest.
+enum class priority : std::uint32_t { low = 1, normal = 2, high = 3 };
+
 inline constexpr std::uint64_t until_woken = ~std::uint64_t{0};
 
 /// Why nothing that a client keeps is parked, whatever there is in host copies.
 enum class unparkable : std::uint32_t {
   none = 0,
   never = 1,           ///< it has been started so
-  communicators = 2,   ///< of NCCL: devices wait for each other
+  communicators = 2,   ///< of NCCL, whose ranks do not agree: devices wait for each other
   no_host_copies = 3,  ///< the broker keeps none for it
   pinning = 4,         ///< not yet: it makes them pinned memory
   refused = 5  ///< the driver has refused that, or the system what parking on the host needs
@@ -207,13 +213,18 @@ struct alignas(64) client_entry {
   /// CLOCK_MONOTONIC; until then an operator wants it parked (`sluice park`); 0: not, `until_woken`: until it is woken.
   /// Past, and another value than before: it has been woken then.
   std::atomic<std::uint64_t> held_until_ns;
+  std::atomic<std::uint32_t>
+      in_use;  ///< 1: an engine that answers requests now, as its server says
+  // What a training job has before others (standing.hpp).
+  std::atomic<std::uint32_t> rank;          ///< `priority`
+  std::atomic<std::uint32_t> least_chunks;  ///< that no demand takes
   char name[48];
   char endpoint[64];
 };
 
 /// What the writer tells one client. Written by the writer.
 struct alignas(64) client_control {
-  /// `numbered`: give up so many chunks; a newer number replaces an older one.
+  /// `numbered`: give up so many chunks; a newer number replaces an older one. See `demand_without_parking`.
   std::atomic<std::uint64_t> demand;
   std::atomic<std::uint64_t> grant;      ///< `numbered`: answer to the request of that number
   std::atomic<std::uint64_t> mail_read;  ///< messages of the client's mailbox that have been taken
@@ -266,6 +277,9 @@ struct alignas(64) client_report {
   std::atomic<std::int64_t> owed_ns;
   /// Of an engine that is resident: an allocation waits for so many more, which are owed to it likewise.
   std::atomic<std::uint32_t> short_chunks;
+  /// 1: an engine's whose memory comes and goes by the chunk (client/elastic_space.hpp): what goes by an order is not copied.
+  std::atomic<std::uint32_t> elastic;
+  std::atomic<std::uint64_t> used_bytes;     ///< of that memory, what requests use now
   std::atomic<std::int64_t> waits_since_ns;  ///< somebody waits for what is parked; 0: nobody
   std::atomic<std::int64_t> looked_ns;       ///< when it has looked for that last
   std::atomic<std::uint64_t> window_ns,
@@ -276,6 +290,13 @@ struct alignas(64) client_report {
   std::atomic<std::uint32_t> park_chunks;  ///< that have gone since then, and one that is about to
   /// Of those: nothing lives in them, but beyond them something does. Looked for every 100 ms.
   std::atomic<std::uint32_t> stranded_chunks;
+  // Of an engine, what its process has the device do (client/work_report.hpp), CLOCK_MONOTONIC.
+  std::atomic<std::int64_t>
+      works_until_ns;  ///< it works until then, unless something else is said; 0: it rests
+  std::atomic<std::int64_t> works_since_ns;
+  std::atomic<std::int64_t>
+      drained_ns;  ///< the last end; its lowest bit: somebody has waited for it
+  std::atomic<std::uint64_t> worked_ns;        ///< in all, without what lasts
   long_unit_entry long_units[max_long_units];  ///< the last
 
   /// Word by word, so that who reads meanwhile finds each value as it was or zero. Of a slot that nobody has.
@@ -291,15 +312,17 @@ struct alignas(64) client_report {
 /// What one client tells the writer. Written by the client. The numbers go on over the owners of a slot, since the
 /// writer compares them with its own.
 struct alignas(64) mailbox_header : client_report {
-  std::atomic<std::uint64_t> request;       ///< `numbered`: wants so many more chunks; see
-                                            ///< `request_lasting`
-  std::atomic<std::uint64_t> mail_written;  ///< messages in the ring so far
-  std::atomic<std::uint32_t> demand_done;   ///< number of the last demand that has been answered
+  std::atomic<std::uint64_t> request;        ///< `numbered`: wants so many more chunks; see
+                                             ///< `request_lasting`
+  std::atomic<std::uint64_t> mail_written;   ///< messages in the ring so far
+  std::atomic<std::uint32_t> demand_done;    ///< number of the last demand that has been answered
+  std::atomic<std::uint32_t> demand_chosen;  ///< of the last for which chunks have been promised
 };
 
 /// One of the texts with which a client says what its chunks hold; ends with a zero byte. Behind the
 /// ring of a mailbox stand `max_note_texts` of them, then for each chunk the number of its text, 0
-/// for none. Written by the client; a text does not change once a chunk's number names it.
+/// for none, and then for each the number of the demand that it was last promised to (promised_chunks.hpp). Written by
+/// the client; a text does not change once a chunk's number names it.
 struct note_text {
   char text[48];
 };

@@ -54,8 +54,13 @@ std::size_t notes_offset(std::uint32_t chunk_count) {
   return texts_offset(chunk_count) + max_note_texts * sizeof(note_text);
 }
 
-std::size_t history_offset(std::uint32_t chunk_count) {
+std::size_t promises_offset(std::uint32_t chunk_count) {
   return round_up(notes_offset(chunk_count) + chunk_count * sizeof(std::uint16_t),
+                  alignof(std::atomic<std::uint32_t>));
+}
+
+std::size_t history_offset(std::uint32_t chunk_count) {
+  return round_up(promises_offset(chunk_count) + chunk_count * sizeof(std::uint32_t),
                   alignof(history_entry));
 }
 
@@ -211,6 +216,11 @@ std::span<note_text> ledger_view::note_texts(std::uint32_t slot) const noexcept 
 std::span<std::atomic<std::uint16_t>> ledger_view::chunk_notes(std::uint32_t slot) const noexcept {
   auto* at = mailbox_at(slot) + notes_offset(header().chunk_count);
   return {std::launder(reinterpret_cast<std::atomic<std::uint16_t>*>(at)), header().chunk_count};
+}
+
+std::span<std::atomic<std::uint32_t>> ledger_view::promises(std::uint32_t slot) const noexcept {
+  auto* at = mailbox_at(slot) + promises_offset(header().chunk_count);
+  return {std::launder(reinterpret_cast<std::atomic<std::uint32_t>*>(at)), header().chunk_count};
 }
 
 std::span<history_entry> ledger_view::history(std::uint32_t slot) const noexcept {

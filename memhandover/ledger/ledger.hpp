@@ -78,6 +78,7 @@ class ledger_view {
   [[nodiscard]] std::span<note_text> note_texts(std::uint32_t slot) const noexcept;
   [[nodiscard]] std::span<std::atomic<std::uint16_t>> chunk_notes(
       std::uint32_t slot) const noexcept;
+  [[nodiscard]] std::span<std::atomic<std::uint32_t>> promises(std::uint32_t slot) const noexcept;
   [[nodiscard]] std::span<history_entry> history(std::uint32_t slot) const noexcept;
 
   [[nodiscard]] std::uint32_t writer_slot() const noexcept {

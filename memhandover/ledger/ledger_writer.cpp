@@ -231,10 +231,10 @@ bool ledger_writer::tenant_waits() const {
   return false;
 }
 
-std::uint32_t ledger_writer::demand(std::uint32_t slot, std::uint32_t count) {
+std::uint32_t ledger_writer::demand(std::uint32_t slot, std::uint32_t count, bool may_park) {
   auto& word = view_.controls()[slot].demand;
   auto const last = numbered::unpack(word.load(std::memory_order_relaxed));
-  numbered const next{last.seq + 1, count};
+  numbered const next{last.seq + 1, count | (count > 0 && !may_park ? demand_without_parking : 0U)};
   word.store(next.pack(), std::memory_order_release);
   ring(slot);
   return next.seq;

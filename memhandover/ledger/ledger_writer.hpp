@@ -54,10 +54,10 @@ class ledger_writer {
   std::uint32_t release_left(std::uint32_t count);
   [[nodiscard]] std::uint32_t left_chunks() const noexcept { return left_; }
 
-  /// Asks the tenant in `slot` for `count` chunks; zero withdraws the last demand.
+  /// Asks the tenant in `slot` for `count` chunks; zero withdraws the last demand. Unless it `may_park` it gives what it has at once.
   /// Returns the demand's number, which appears in the mailbox's `demand_done` when it has been
   /// answered.
-  std::uint32_t demand(std::uint32_t slot, std::uint32_t count);
+  std::uint32_t demand(std::uint32_t slot, std::uint32_t count, bool may_park = true);
 
   /// Lets the client in `slot` know that the server went without `count` chunks, since clients keep too many. It is
   /// not rung for it.

@@ -15,6 +15,7 @@
 #include "memhandover/ledger/chunk_notes.hpp"
 #include "memhandover/ledger/client_entries.hpp"
 #include "memhandover/ledger/client_kinds.hpp"
+#include "memhandover/ledger/standing.hpp"
 
 namespace sluice::memhandover {
 namespace {
@@ -149,6 +150,9 @@ char const* name_of(unparkable why) noexcept {
 /// Of what a client keeps, what no demand has parked, by reason; each chunk counts once.
 json describe_unparkable(ledger_header const& header, mailbox_header const& mailbox) {
   json list = json::array();
+  if (mailbox.elastic.load() != 0) {
+    return list;  // an order takes all
+  }
   auto const kept = mailbox.kept_chunks.load();
   auto const parkable = std::min(kept, mailbox.parkable_chunks.load());
   auto const add = [&](char const* why, std::uint32_t chunks) {
@@ -226,7 +230,10 @@ json describe_parking(ledger_header const& header, client_entry const& entry,
 json describe_training(ledger_header const& header, client_entry const& entry,
                        mailbox_header const& mailbox) {
   auto const chunk_bytes = header.chunk_bytes;
-  return {{"arena_bytes", mailbox.arena_chunks.load() * chunk_bytes},
+  auto const standing = standing_of(entry, header.chunk_count);
+  return {{"priority", name_of(standing.rank)},
+          {"min_bytes", standing.least_chunks * chunk_bytes},
+          {"arena_bytes", mailbox.arena_chunks.load() * chunk_bytes},
           {"spare_bytes", mailbox.spare_chunks.load() * chunk_bytes},
           {"persistent_bytes", mailbox.persistent_chunks.load() * chunk_bytes},
           {"kept_bytes", mailbox.kept_chunks.load() * chunk_bytes},
@@ -313,6 +320,11 @@ json describe_client(ledger_view const& view, std::uint32_t slot, std::uint32_t 
       client["arena_bytes"] = mailbox.arena_chunks.load() * chunk_bytes;
       client["persistent_bytes"] = mailbox.persistent_chunks.load() * chunk_bytes;
       client["kept_bytes"] = mailbox.kept_chunks.load() * chunk_bytes;
+      client["in_use"] = entry.in_use.load() != 0;
+      client["works"] = mailbox.works_until_ns.load() > monotonic_ns();
+      client["worked_us"] = static_cast<double>(mailbox.worked_ns.load()) / 1e3;
+      client["elastic"] =
+          mailbox.elastic.load() != 0 ? json{{"used_bytes", mailbox.used_bytes.load()}} : json{};
       client["parking"] = describe_parking(view.header(), entry, mailbox);
       client["holdings"] = describe_holdings(held, chunk_bytes);
       break;

@@ -19,6 +19,9 @@ namespace {
 
 using clock = std::chrono::steady_clock;
 
+/// What may go waits so long for what follows it; the first goes at once.
+constexpr std::chrono::microseconds together{250};
+
 }  // namespace
 
 tenant_parking::tenant_parking(std::mutex& mutex, device_memory& memory, host_copy_share& copies,
@@ -31,6 +34,7 @@ tenant_parking::tenant_parking(std::mutex& mutex, device_memory& memory, host_co
       hasher_(open_content_hasher(driver)),
       own_pages_(std::move(own_pages)) {
   parked_.reserve(memory.shape().chunk_count);
+  going_chunks_.reserve(memory.shape().chunk_count);
   auto const bytes = memory.shape().chunk_bytes;
   for (auto left = share_.staging(); left.size() >= bytes; left = left.subspan(bytes)) {
     stages_.push_back(left.data());
@@ -64,7 +68,9 @@ tenant_parking::counts tenant_parking::parked() const noexcept {
 class tenant_parking::departure {
  public:
   departure(tenant_parking& of, std::vector<place> going, taker const& give)
-      : of_(of), going_(std::move(going)), give_(give) {}
+      : of_(of), going_(std::move(going)), give_(give) {
+    ready_.reserve(going_.size());
+  }
   departure(departure const&) = delete;
   departure& operator=(departure const&) = delete;
   /// What has not gone is as it was.
@@ -123,7 +129,27 @@ class tenant_parking::departure {
       }
       decide(decided_++, goes_on);
     }
+    unmap_ready();
     return decided_ > before;
+  }
+
+  /// Those that follow each other at once: the driver takes as long for a few as for one.
+  void unmap_ready() {
+    auto const now = clock::now();
+    if (decided_ < begun_ && now < unmapped_at_ + together) {
+      return;  // more come
+    }
+    unmapped_at_ = ready_.empty() ? unmapped_at_ : now;
+    for (std::size_t first = 0; first < ready_.size();) {
+      auto end = first + 1;
+      while (end < ready_.size() && ready_[end] == ready_[end - 1] + 1 &&
+             of_.follows(going_[ready_[end]], going_[ready_[end - 1]])) {
+        ++end;
+      }
+      of_.unmap(std::span{going_}.subspan(ready_[first], end - first), give_);
+      first = end;
+    }
+    ready_.clear();
   }
 
   void decide(std::size_t number, std::function<bool()> const& goes_on) {
@@ -132,7 +158,7 @@ class tenant_parking::departure {
       if (auto const kept = of_.take_kept(at)) {
         of_.share_.copies().give_back(kept->slot);
       }
-      of_.unmap(at, give_);
+      ready_.push_back(number);
       return;
     }
     if (!of_.find_slot(at)) {
@@ -140,7 +166,7 @@ class tenant_parking::departure {
       return;  // it stays
     }
     if (at.is_clean) {
-      of_.unmap(at, give_);
+      ready_.push_back(number);
       return;
     }
     bool const to_disk = of_.is_on_disk(*at.copy);
@@ -162,7 +188,7 @@ class tenant_parking::departure {
       auto& at = going_[copying_.front()];
       copying_.pop_front();
       if (at.stage == nullptr || of_.save(at)) {
-        of_.unmap(at, give_);
+        of_.unmap({&at, 1}, give_);
       }
     }
     return ended > 0;
@@ -174,41 +200,48 @@ class tenant_parking::departure {
   std::size_t begun_ = 0;  ///< their hash, where there are any
   std::size_t decided_ = 0;
   std::deque<std::size_t> copying_;
+  std::vector<std::size_t> ready_;  ///< decided, and still mapped; ascending
+  clock::time_point unmapped_at_{};
 };
 
 void tenant_parking::take(std::span<chunk_space* const> spaces, std::uint32_t count,
-                          std::function<void(std::uint32_t chunk)> const& give,
-                          std::function<bool()> const& goes_on) {
-  auto const before = parked_.size();
-  take_unused(spaces, count, give);
-  auto const missing = count - static_cast<std::uint32_t>(parked_.size() - before);
-  departure{*this, choose(spaces, missing), give}.run(goes_on);
+                          taker const& give, std::function<bool()> const& goes_on,
+                          taker const& chosen) {
+  auto chunks = take_unused(spaces, count);
+  auto const unused = chunks.size();
+  auto going = choose(spaces, count - static_cast<std::uint32_t>(unused));
+  if (chosen) {
+    for (auto const& at : going) {
+      chunks.push_back(at.of->chunk_at(at.position));
+    }
+    chosen(chunks);
+  }
+  if (unused > 0) {
+    give(std::span{chunks}.first(unused));
+  }
+  departure{*this, std::move(going), give}.run(goes_on);
 }
 
 /// No room is needed for what nobody wrote.
-void tenant_parking::take_unused(std::span<chunk_space* const> spaces, std::uint32_t count,
-                                 taker const& give) {
-  std::vector<std::uint32_t> given;
-  {
-    std::lock_guard const lock{mutex_};
-    for (auto* const of : spaces) {
-      auto const found = of->positions(false);
-      given.reserve(given.size() + found.size());
-      for (auto const position : found) {
-        if (given.size() == count) {
-          break;
-        }
-        given.push_back(of->park(position));
-        parked_.push_back({of, position});
-        if (own_pages_ != nullptr) {
-          held_pages::vacate(of->at(position), memory_.shape().chunk_bytes);
-        }
+std::vector<std::uint32_t> tenant_parking::take_unused(std::span<chunk_space* const> spaces,
+                                                       std::uint32_t count) {
+  std::vector<std::uint32_t> taken;
+  taken.reserve(count);  // no chunk is lost for want of room
+  std::lock_guard const lock{mutex_};
+  for (auto* const of : spaces) {
+    for (auto const position : of->positions(false)) {
+      if (taken.size() == count) {
+        return taken;
+      }
+      taken.push_back(0);
+      of->park(position, std::span{taken}.last(1));
+      parked_.push_back({of, position});
+      if (own_pages_ != nullptr) {
+        held_pages::vacate(of->at(position), memory_.shape().chunk_bytes);
       }
     }
   }
-  for (auto const chunk : given) {
-    give(chunk);
-  }
+  return taken;
 }
 
 /// Positions that are in use.
@@ -248,19 +281,25 @@ void tenant_parking::restore(place& at) noexcept {
   own_pages_->drop(std::exchange(at.aside, nullptr), bytes);
 }
 
-/// The contents are where they are to be.
-void tenant_parking::unmap(place& at, taker const& give) {
-  if (auto* const aside = std::exchange(at.aside, nullptr)) {
-    own_pages_->drop(aside, memory_.shape().chunk_bytes);
+/// The contents are where they are to be; positions of one space that follow each other.
+void tenant_parking::unmap(std::span<place> run, taker const& give) {
+  for (auto& at : run) {
+    if (auto* const aside = std::exchange(at.aside, nullptr)) {
+      own_pages_->drop(aside, memory_.shape().chunk_bytes);
+    }
+    parked_.push_back(at);  // there is room for all that there are
+    at.copy.reset();
   }
-  parked_.push_back(at);  // there is room for all that there are
-  at.copy.reset();
-  std::uint32_t chunk = 0;
+  going_chunks_.resize(run.size());  // and here
   {
     std::lock_guard const lock{mutex_};
-    chunk = at.of->park(at.position);
+    run.front().of->park(run.front().position, going_chunks_);
   }
-  give(chunk);
+  give(going_chunks_);
+}
+
+bool tenant_parking::follows(place const& one, place const& other) const noexcept {
+  return one.of == other.of && one.position == other.position + 1;
 }
 
 /// A slot for the contents: the one that has them already, the one that had what was there before, or another. False: there
@@ -411,8 +450,7 @@ std::optional<std::uint32_t> tenant_parking::lost() const {
 std::size_t tenant_parking::run_from(std::size_t first) const noexcept {
   auto end = first + 1;
   while (end < parked_.size() && end - first < chunk_transfer::window &&
-         parked_[end].of == parked_[first].of &&
-         parked_[end].position == parked_[end - 1].position + 1) {
+         follows(parked_[end], parked_[end - 1])) {
     ++end;
   }
   return end;
@@ -502,7 +540,8 @@ void tenant_parking::bring_back(std::span<std::uint32_t const> chunks) {
     note_ended(coming_.size());
     std::lock_guard const lock{mutex_};
     for (std::size_t i = 0; i < mapped; ++i) {
-      (void)parked_[i].of->park(parked_[i].position);
+      std::uint32_t chunk = 0;
+      parked_[i].of->park(parked_[i].position, {&chunk, 1});
     }
     throw;
   }

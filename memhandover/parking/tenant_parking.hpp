@@ -75,12 +75,15 @@ class tenant_parking {
   /// Gives the slots back, kept ones as well: what is still parked is lost, and private pages of it are zero.
   ~tenant_parking();
 
-  /// Parks up to `count` chunks of `spaces`, in their order, and calls `give` with each as soon as nothing maps it here.
+  /// Hears of chunks, of each once.
+  using taker = std::function<void(std::span<std::uint32_t const> chunks)>;
+
+  /// Parks up to `count` chunks of `spaces`, in their order, and calls `give` with them as soon as nothing maps them here.
   /// Fewer if there are too few, or too few free slots, or once `goes_on` says false: then what is being
   /// copied still ends, and nothing is begun that would go to the disk. If it throws, which `give` may not, what has been given away is parked, and the rest is as it was.
-  void take(std::span<chunk_space* const> spaces, std::uint32_t count,
-            std::function<void(std::uint32_t chunk)> const& give,
-            std::function<bool()> const& goes_on);
+  /// `chosen` is called before, once, with those that will go if there is room for all their contents.
+  void take(std::span<chunk_space* const> spaces, std::uint32_t count, taker const& give,
+            std::function<bool()> const& goes_on, taker const& chosen = {});
 
   /// Maps `chunks`, one for each that is parked, and brings the contents back. If it throws, everything is parked as it
   /// was and the chunks are mapped nowhere. Throws `contents_lost` for what the disk does not give back.
@@ -112,15 +115,16 @@ class tenant_parking {
     held_copy slot;
     content_hash hash;
   };
-  using taker = std::function<void(std::uint32_t chunk)>;
   class departure;
 
-  void take_unused(std::span<chunk_space* const> spaces, std::uint32_t count, taker const& give);
+  [[nodiscard]] std::vector<std::uint32_t> take_unused(std::span<chunk_space* const> spaces,
+                                                       std::uint32_t count);
   [[nodiscard]] std::vector<place> choose(std::span<chunk_space* const> spaces,
                                           std::uint32_t count);
   [[nodiscard]] std::byte* take_aside(place& at);
   void restore(place& at) noexcept;
-  void unmap(place& at, taker const& give);
+  void unmap(std::span<place> run, taker const& give);
+  [[nodiscard]] bool follows(place const& one, place const& other) const noexcept;
   [[nodiscard]] bool find_slot(place& at);
   [[nodiscard]] std::optional<held_copy> any_slot();
   [[nodiscard]] std::optional<held_copy> slot_in(copy_place where);
@@ -143,6 +147,7 @@ class tenant_parking {
   std::unique_ptr<content_hasher> hasher_;
   std::unique_ptr<held_pages> own_pages_;  ///< none: the spaces hold chunks of the pool
   std::vector<place> parked_;
+  std::vector<std::uint32_t> going_chunks_;  ///< that are being given
   /// By the address that they were brought back to. Others may have taken their slots.
   std::map<std::byte const*, kept_copy> kept_;
   std::vector<std::byte*> stages_;  ///< that nothing is in

@@ -139,10 +139,12 @@ std::vector<std::shared_ptr<known_communicator>> agreeing() {
   return all;
 }
 
-bool any() {
+bool others_may_wait() {
   registry& in = the_registry();
   std::shared_lock const guard{in.lock};
-  return !in.all.empty();
+  return std::any_of(in.all.begin(), in.all.end(), [](auto const& each) {
+    return each.second->ranks == nullptr && !each.second->given_up.load(std::memory_order_seq_cst);
+  });
 }
 
 bool lags_behind_others() {

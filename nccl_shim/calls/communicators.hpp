@@ -35,8 +35,8 @@ void enlist(communicator made, std::unique_ptr<rank_group> of);
 [[nodiscard]] std::shared_ptr<known_communicator> know(communicator which);
 /// The communicators whose ranks agree, but for those that are given up: nothing of them will be made any more.
 [[nodiscard]] std::vector<std::shared_ptr<known_communicator>> agreeing();
-/// Whether this process has any, whether its ranks agree or not.
-[[nodiscard]] bool any();
+/// Whether this process has one whose ranks do not agree, so that their devices may wait for it whenever it stands still.
+[[nodiscard]] bool others_may_wait();
 /// Whether other ranks' devices wait for a call of this process, of any communicator, that it has not made yet.
 [[nodiscard]] bool lags_behind_others();
 

@@ -63,7 +63,7 @@ constexpr sluice_agreement offered{.size = sizeof(sluice_agreement),
                                    .join = join_graphs,
                                    .release = release_graph,
                                    .agree_on_launch = agree_on_launch,
-                                   .has_communicators = [] { return any() ? 1 : 0; }};
+                                   .others_may_wait = [] { return others_may_wait() ? 1 : 0; }};
 
 /// As the library is loaded.
 [[gnu::constructor]] void offer_agreement() {

@@ -65,6 +65,19 @@ std::string check_timeout(std::string const& text) {
   });
 }
 
+/// The same for a part of the pool, or an amount of it.
+std::string check_share(std::string const& text) {
+  if (text.empty() || text.back() != '%') {
+    auto const wrong = check_amount(text);
+    return wrong.empty() ? wrong : wrong + "; or a percentage of the pool, such as 25%";
+  }
+  return complaint_of([&text] {
+    return policy::parse_percentage(text) <= 1.0
+               ? std::string{}
+               : "is " + text + ", must be at most 100%, which is all of the pool";
+  });
+}
+
 /// CLI11 does not know that a command follows the options.
 class run_formatter : public CLI::Formatter {
  public:
@@ -79,6 +92,7 @@ struct run_arguments {
   std::string host_memory;
   std::string host_disk;
   std::string collective_timeout;
+  std::string min_memory;
 };
 
 void describe_run(CLI::App& app, run_arguments& into) {
@@ -99,6 +113,12 @@ void describe_run(CLI::App& app, run_arguments& into) {
          "--park", into.options.park,
          "Whether what this job keeps may go to the host for a server that needs the memory")
       ->check(CLI::IsMember({"if_needed", "never"}));
+  app.add_option("--priority", into.options.priority,
+                 "Which jobs demands are met by first: those of the lowest [normal]")
+      ->check(CLI::IsMember({"low", "normal", "high"}));
+  app.add_option("--min-memory", into.min_memory,
+                 "What of the pool no demand takes from this job, for example 4GiB or 25%")
+      ->check(check_share);
   app.add_option("--collective-timeout", into.collective_timeout,
                  "What the command's ranks give each other in collectives, if not 10m")
       ->check(check_timeout);
@@ -164,6 +184,16 @@ void describe_serve(CLI::App& app, server_overrides& into) {
   app.add_option("--runtime-dir", into.runtime_dir, runtime_dir_help);
 }
 
+/// With a unit, or as who starts a broker passes it on: in bytes.
+template <typename Bytes>
+void add_amount(CLI::App& app, char const* name, Bytes& into, char const* what) {
+  app.add_option(name, into, what)->transform([](std::string const& text) {
+    return !text.empty() && text.find_first_not_of("0123456789") == std::string::npos
+               ? text
+               : std::to_string(policy::parse_bytes(text));
+  });
+}
+
 struct broker_arguments {
   memhandover::broker_options options;
   int ready_fd = -1;
@@ -175,11 +205,12 @@ void describe_broker(CLI::App& app, broker_arguments& into) {
   app.add_option("--backend", into.options.backend, "host, cuda or auto");
   app.add_option("--device", into.options.device,
                  "CUDA ordinal, or number of the first pool on the host");
-  app.add_option("--memory", into.options.pool_bytes, "Size of a pool in bytes");
-  app.add_option("--chunk", into.options.chunk_bytes, "Size of a chunk in bytes");
-  app.add_option("--host-memory", into.options.host_copy_bytes, "Bytes of host copies");
-  app.add_option("--host-disk", into.options.host_copy_disk.bytes, "Bytes of them on disk besides");
-  app.add_option("--host-disk-path", into.options.host_copy_disk.folder, "Folder on that disk");
+  auto& copies_on_disk = into.options.host_copy_disk;
+  add_amount(app, "--memory", into.options.pool_bytes, "Size of a pool, for example 4GiB");
+  add_amount(app, "--chunk", into.options.chunk_bytes, "Size of a chunk");
+  add_amount(app, "--host-memory", into.options.host_copy_bytes, "Host memory for what jobs park");
+  add_amount(app, "--host-disk", copies_on_disk.bytes, "Disk for what that has no room for");
+  app.add_option("--host-disk-path", copies_on_disk.folder, "Folder on that disk");
   app.add_option("--ready-fd", into.ready_fd, "Descriptor that is told when the broker listens");
 }
 
@@ -218,10 +249,11 @@ void describe_simulate(CLI::App& app, simulate_arguments& into) {
                  "A file (Azure LLM or Functions, Mooncake, CSV), or a process such as "
                  "poisson:rate=2, see docs/simulator.md")
       ->required();
-  app.add_option("--policy", into.policies,
-                 "ours, always, cold, fixed:60s, sirius, wild, clairvoyant; may be given again")
-      ->default_val(std::vector<std::string>{"ours", "always", "cold", "fixed:1s", "fixed:10s",
-                                             "fixed:1m", "fixed:10m", "sirius", "wild",
+  app.add_option(
+         "--policy", into.policies,
+         "ours, partial, always, cold, fixed:60s, sirius, wild, clairvoyant; may be given again")
+      ->default_val(std::vector<std::string>{"ours", "partial", "always", "cold", "fixed:1s",
+                                             "fixed:10s", "fixed:1m", "fixed:10m", "sirius", "wild",
                                              "clairvoyant"});
   app.add_option("--gpus", into.gpus, "How many devices")->check(CLI::Range(1, 4096));
   app.add_option("--models", into.models, "How many models, where the trace names none")
@@ -242,10 +274,22 @@ void describe_simulate(CLI::App& app, simulate_arguments& into) {
   app.add_option("--attainment", into.attainment, "Of windows, as in a policy's slo")
       ->check(check_percentage);
   app.add_option("--window", into.window, "As in a policy's slo")->check(check_time);
-  app.add_option("--size", into.size, "Of a model's weights, for example 2GiB")
+  app.add_option("--size", into.sizes,
+                 "Of a model's weights, for example 2GiB; or of each, as in 2GiB,8GiB")
+      ->delimiter(',')
       ->check(check_amount);
-  app.add_option("--memory", into.memory, "Of a device's pool, a quarter of which may be reserve")
+  app.add_option("--memory", into.memories,
+                 "Of a device, for its models; a quarter of it may be reserve; or of each")
+      ->delimiter(',')
       ->check(check_amount);
+  auto* const place = app.add_option(
+      "--place", into.place,
+      "Which models are on which devices: attainment, work, round-robin, first-fit; printed");
+  app.add_option("--place-timeout", into.place_timeout,
+                 "Idle timeout that attainment reckons with; else models stay")
+      ->check(check_time)
+      ->needs(place);
+  app.add_option("--place-csv", into.place_csv, "File for which model is where")->needs(place);
   app.add_option("--service", into.service, "Mean time of a request, where the trace has none")
       ->check(check_time);
   app.add_option("--service-scv", into.service_scv,
@@ -267,7 +311,13 @@ void describe_simulate(CLI::App& app, simulate_arguments& into) {
   app.add_option("--load", into.load, "What the rest of a load takes, instead")->check(check_time);
   app.add_option("--csv", into.csv, "File for the figures of each policy and model");
   app.add_option("--seed", into.seed, "Of all that is random");
-  app.add_flag("--reject", into.refuse, "As a policy's on_miss_predicted: reject");
+  auto* const reject =
+      app.add_flag("--reject", into.refuse, "As a policy's on_miss_predicted: reject");
+  app.add_option("--retries", into.retries,
+                 "How often a client that is refused sends the same again")
+      ->check(CLI::Range(0, 100))
+      ->needs(reject)
+      ->capture_default_str();
 }
 
 /// `words` up to a first `--`, and what follows it. CLI11 would treat a later `--` of the command
@@ -308,6 +358,11 @@ int run(run_arguments& arguments, std::optional<std::vector<std::string>> const&
   if (!arguments.collective_timeout.empty()) {
     arguments.options.collective_timeout = std::chrono::duration_cast<std::chrono::seconds>(
         policy::parse_duration(arguments.collective_timeout));
+  }
+  if (auto const& least = arguments.min_memory; !least.empty()) {
+    arguments.options.min_memory = least.back() == '%'
+                                       ? policy::write_percentage(policy::parse_percentage(least))
+                                       : std::to_string(policy::parse_bytes(least));
   }
   telemetry::set_up_logging("sluice-run", "warn");
   return launcher::run(arguments.options, *command, launcher::this_installation());

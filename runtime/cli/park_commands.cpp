@@ -4,6 +4,8 @@
 #include <poll.h>
 
 #include <algorithm>
+#include <set>
+#include <utility>
 #include <vector>
 
 #include "memhandover/base/bytes.hpp"
@@ -39,12 +41,29 @@ json order_of(char const* type, found_job const& job) {
           {"pid", job.client.value("pid", 0)}};
 }
 
-found_job look(park_arguments const& arguments, std::string const& job) {
+std::vector<found_job> look(park_arguments const& arguments, std::string const& job) {
   return find_job(memhandover::query_status(arguments.runtime_dir, arguments.device), job);
+}
+
+/// The same place of the same process, as it is now.
+json look_again(park_arguments const& arguments, found_job const& job) {
+  auto const pid = std::to_string(job.client.value("pid", 0));
+  for (auto const& each : look(arguments, pid)) {
+    if (each.pool_id == job.pool_id &&
+        each.client.value("slot", 0) == job.client.value("slot", 0)) {
+      return each.client;
+    }
+  }
+  throw error{error_kind::not_found, name_of(job.client) + " has left the pool"};
 }
 
 std::uint64_t bytes_in(json const& of, char const* name) {
   return of.value(name, std::uint64_t{0});
+}
+
+bool is_away(json const& client) {
+  auto const parking = client.value("parking", json::object());
+  return !parking.value("operator", json{}).is_null() || bytes_in(parking, "parked_bytes") > 0;
 }
 
 std::string what_stays(json const& parking) {
@@ -72,7 +91,8 @@ std::string parked_text(json const& client, std::chrono::milliseconds length) {
 
 }  // namespace
 
-found_job find_job(json const& status, std::string const& job) {
+std::vector<found_job> find_job(json const& status, std::string const& job) {
+  std::vector<found_job> by_pid;
   std::vector<found_job> jobs;
   std::vector<std::string> names;
   for (auto const& each : detail::several(status)) {
@@ -88,7 +108,7 @@ found_job find_job(json const& status, std::string const& job) {
         continue;
       }
       if (is_it) {
-        return {id, client};
+        by_pid.push_back({id, client});
       }
       names.push_back(name_of(client));
       if (client.value("name", "") == job) {
@@ -96,33 +116,42 @@ found_job find_job(json const& status, std::string const& job) {
       }
     }
   }
+  if (!by_pid.empty()) {
+    jobs = std::move(by_pid);
+  }
   if (jobs.empty()) {
     throw error{error_kind::not_found,
                 fmt::format("no job or engine has the pid or the name {}; {}", job,
                             names.empty() ? "there is none"
                                           : fmt::format("there are {}", fmt::join(names, ", ")))};
   }
-  if (jobs.size() > 1) {
-    std::vector<int> pids;
-    pids.reserve(jobs.size());
-    for (auto const& each : jobs) {
-      pids.push_back(each.client.value("pid", 0));
-    }
+  std::set<std::pair<int, std::string>> processes;
+  std::set<int> pids;
+  for (auto const& each : jobs) {
+    auto const pid = each.client.value("pid", 0);
+    processes.emplace(pid, each.client.value("pid_namespace", json{}).dump());
+    pids.insert(pid);
+  }
+  if (processes.size() > 1) {
     throw error{error_kind::invalid_argument,
                 fmt::format("several jobs have the name {}; give one of the pids {}", job,
                             fmt::join(pids, ", "))};
   }
-  return jobs.front();
+  std::stable_partition(jobs.begin(), jobs.end(), [](found_job const& each) {
+    return each.client.value("elastic", json{}).is_object();
+  });
+  return jobs;
 }
 
-int park(park_arguments const& arguments) {
-  auto const job = look(arguments, arguments.job);
+namespace {
+
+void park_one(park_arguments const& arguments, found_job const& job) {
   auto order = order_of("park", job);
   order["for_ms"] = arguments.length.count();
   memhandover::give_order(arguments.runtime_dir, order);
   auto const pid = std::to_string(job.client.value("pid", 0));
   for (auto const until = steady_clock::now() + until_gone;; ::poll(nullptr, 0, between_looks_ms)) {
-    auto const now = look(arguments, pid).client;
+    auto const now = look_again(arguments, job);
     auto const& by_operator = now.at("parking").at("operator");
     if (by_operator.is_null()) {
       throw error{error_kind::cancelled,
@@ -130,7 +159,7 @@ int park(park_arguments const& arguments) {
     }
     if (by_operator.value("done", false)) {
       print(parked_text(now, arguments.length));
-      return 0;
+      return;
     }
     if (steady_clock::now() >= until) {
       throw error{
@@ -150,13 +179,32 @@ int park(park_arguments const& arguments) {
   }
 }
 
-int wake(park_arguments const& arguments) {
-  auto const job = look(arguments, arguments.job);
+void wake_one(park_arguments const& arguments, found_job const& job) {
   memhandover::give_order(arguments.runtime_dir, order_of("wake", job));
   auto const needed = bytes_in(job.client.value("parking", json::object()), "parked_bytes");
   print(fmt::format(
       "{} comes back {}\n", name_of(job.client),
       needed == 0 ? "at once" : fmt::format("when the pool has {} for it", format_bytes(needed))));
+}
+
+}  // namespace
+
+int park(park_arguments const& arguments) {
+  for (auto const& each : look(arguments, arguments.job)) {
+    park_one(arguments, each);
+  }
+  return 0;
+}
+
+int wake(park_arguments const& arguments) {
+  auto const jobs = look(arguments, arguments.job);
+  bool const some_are_away =
+      std::any_of(jobs.begin(), jobs.end(), [](auto const& each) { return is_away(each.client); });
+  for (auto const& each : jobs) {
+    if (is_away(each.client) || !some_are_away) {
+      wake_one(arguments, each);
+    }
+  }
   return 0;
 }
 

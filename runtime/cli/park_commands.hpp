@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace sluice::cli {
 
@@ -21,9 +22,10 @@ struct found_job {
   nlohmann::json client;
 };
 
-/// The job with that pid or, if there is none, that name. Throws `not_found` with those that there are, `invalid_argument` where
-/// several have the name, `unsupported` for what is no training job.
-[[nodiscard]] found_job find_job(nlohmann::json const& status, std::string const& job);
+/// The job with that pid or, if there is none, that name: each place that its process has in the pool, those first that are to be parked
+/// first, a KV cache before what computes with it. Throws `not_found` with those that there are, `invalid_argument` where processes
+/// have the name, `unsupported` for what is no training job.
+[[nodiscard]] std::vector<found_job> find_job(nlohmann::json const& status, std::string const& job);
 
 /// Has it parked, waits until all has gone that can, and prints what has. Ending the command ends no order. Throws as
 /// `find_job` and `order_park`, and `deadline_exceeded` where it has not gone for long.

@@ -10,6 +10,7 @@
 
 #include "runtime/cli/detail/json_text.hpp"
 #include "runtime/cli/detail/parking_text.hpp"
+#include "runtime/cli/detail/standing_text.hpp"
 
 namespace sluice::cli {
 namespace {
@@ -115,6 +116,7 @@ std::string chunks_text(json const& pool) {
          fmt::format("free: {} chunks, the longest run of neighbours {}, fragmentation {:.1f}%\n",
                      plain(free["chunks"]), plain(free["longest_run"]),
                      100.0 * free["fragmentation"].get<double>()) +
+         detail::standing_text(field(pool, "clients")) +
          detail::parking_text(field(pool, "clients")) + latest_handovers(field(pool, "handovers"));
 }
 

@@ -8,7 +8,10 @@
 #include <cmath>
 #include <cstdio>
 #include <fstream>
+#include <stdexcept>
+#include <utility>
 
+#include "memhandover/base/bytes.hpp"
 #include "memhandover/base/error.hpp"
 #include "runtime/cli/detail/print.hpp"
 #include "runtime/policy/units.hpp"
@@ -17,6 +20,8 @@
 #include "runtime/simulator/keeping.hpp"
 #include "runtime/simulator/load_costs.hpp"
 #include "runtime/simulator/placing.hpp"
+#include "runtime/simulator/placing_text.hpp"
+#include "runtime/simulator/replicas.hpp"
 #include "runtime/simulator/simulation.hpp"
 #include "runtime/simulator/simulation_text.hpp"
 #include "runtime/simulator/trace_files.hpp"
@@ -63,7 +68,7 @@ load_costs costs_of(simulate_arguments const& from) {
   return costs;
 }
 
-std::vector<simulated_model> models_of(simulate_arguments const& from, trace const& requests) {
+scheduler::objective goal_of(simulate_arguments const& from) {
   scheduler::objective goal{.percentile = policy::parse_percentage(from.percentile),
                             .latency = scheduler::seconds{seconds_of(from.latency)},
                             .attainment = policy::parse_percentage(from.attainment),
@@ -73,16 +78,98 @@ std::vector<simulated_model> models_of(simulate_arguments const& from, trace con
   } catch (std::invalid_argument const& wrong) {
     throw error{error_kind::invalid_argument, wrong.what()};
   }
-  auto const devices = place_models(requests, from.gpus);
-  std::vector<simulated_model> models;
-  models.reserve(devices.size());
-  for (auto const device : devices) {
-    models.push_back({.bytes = policy::parse_bytes(from.size),
-                      .goal = goal,
-                      .device = device,
-                      .instances = from.instances});
+  return goal;
+}
+
+std::vector<std::uint64_t> bytes_of(std::vector<std::string> const& amounts) {
+  std::vector<std::uint64_t> result(amounts.size());
+  std::transform(amounts.begin(), amounts.end(), result.begin(),
+                 [](auto const& each) { return policy::parse_bytes(each); });
+  return result;
+}
+
+std::vector<scheduler::placement_device> devices_of(simulate_arguments const& from) {
+  auto const memories = bytes_of(from.memories);
+  if (memories.size() != 1 && memories.size() != from.gpus) {
+    throw error{error_kind::invalid_argument,
+                fmt::format("--memory has {} sizes for {} devices; it must have one for all, or "
+                            "one for each of --gpus",
+                            memories.size(), from.gpus)};
   }
-  return models;
+  std::vector<scheduler::placement_device> devices(from.gpus);
+  for (std::size_t d = 0; d < devices.size(); ++d) {
+    devices[d].bytes = memories[memories.size() == 1 ? 0 : d];
+  }
+  return devices;
+}
+
+/// What is where, and what a person and a program are told of it.
+struct placed {
+  std::vector<scheduler::placeable_model> models;
+  scheduler::model_placement found;
+  std::string table, csv;
+};
+
+placed place_of(simulate_arguments const& from, trace const& requests,
+                std::vector<scheduler::placement_device> const& devices) {
+  auto const rule = from.place.empty() ? placing_rule::work : parse_placing(from.place);
+  placed result;
+  result.models = placeable_models(
+      requests, {.bytes = bytes_of(from.sizes),
+                 .latency = scheduler::seconds{seconds_of(from.latency)},
+                 .idle_timeout = from.place_timeout.empty()
+                                     ? scheduler::forever
+                                     : scheduler::seconds{seconds_of(from.place_timeout)},
+                 .instances = from.instances,
+                 .costs = costs_of(from)});
+  scheduler::placement_settings const settings{
+      .executors = {.at_once = from.parallel, .slowdown = from.slowdown}};
+  try {
+    result.found = place(requests, result.models, devices, rule, settings);
+    if (!from.place.empty()) {
+      auto const predicted =
+          scheduler::predict_placement(result.models, devices, result.found, settings);
+      placed_models const those{requests.models, result.models, devices, result.found, predicted};
+      result.table = fmt::format("placed by {}: {:.2f} % in time predicted\n\n{}\n", from.place,
+                                 100.0 * predicted.share_within, table_of(those));
+      result.csv = csv_of(those);
+      if (result.found.left_out.size() == result.models.size()) {
+        throw error{error_kind::invalid_argument,
+                    fmt::format("no model has room on a device: the first, {}, {}; give more "
+                                "--memory, or a smaller --size",
+                                requests.models.front(),
+                                why_left_out(those, result.found.left_out.front()))};
+      }
+    }
+  } catch (std::invalid_argument const& wrong) {
+    throw error{error_kind::invalid_argument, wrong.what()};
+  }
+  return result;
+}
+
+/// Where models are placed by work alone, one may be larger than its device.
+void require_room(std::vector<std::string> const& names, std::vector<simulated_model> const& models,
+                  spread_trace const& there,
+                  std::vector<scheduler::placement_device> const& devices) {
+  for (std::size_t i = 0; i < models.size(); ++i) {
+    auto const memory = devices[models[i].device].bytes;
+    if (models[i].bytes > memory) {
+      throw error{error_kind::invalid_argument,
+                  fmt::format("{} has {}, and no room on device {}, which has {}; give more "
+                              "--memory, or a smaller --size",
+                              names[there.model_of[i]], format_bytes(models[i].bytes),
+                              models[i].device, format_bytes(memory))};
+    }
+  }
+}
+
+void write_file(std::string const& name, std::string const& text) {
+  std::ofstream to{name};
+  to << text;
+  to.close();
+  if (!to) {
+    throw error{error_kind::unavailable, fmt::format("{} cannot be written", name)};
+  }
 }
 
 /// A line that is written over, with what is done and how long the rest will take.
@@ -130,19 +217,32 @@ int run_simulations(simulate_arguments const& arguments) {
   for (auto const& each : arguments.policies) {
     (void)parse_keeping(each);  // before anything takes time
   }
-  auto const requests = trace_of(arguments);
-  auto const models = models_of(arguments, requests);
+  if (!arguments.place.empty()) {
+    (void)parse_placing(arguments.place);
+  }
+  auto const goal = goal_of(arguments);
+  auto const devices = devices_of(arguments);
+  auto requests = trace_of(arguments);
   simulation_settings settings{.devices = arguments.gpus,
                                .parallel = arguments.parallel,
                                .slowdown = arguments.slowdown,
                                .costs = costs_of(arguments),
+                               .memory_bytes = bytes_of(arguments.memories),
                                .count_from_s = seconds_of(arguments.skip),
+                               .retries = arguments.retries,
                                .seed = arguments.seed};
   if (settings.count_from_s >= requests.length_s) {
     throw error{error_kind::invalid_argument,
                 fmt::format("--skip is {}, and the trace is {:.1f} s long; it must be longer",
                             arguments.skip, requests.length_s)};
   }
+  auto const found = place_of(arguments, requests, devices);
+  auto const names = requests.models;
+  auto const count = requests.requests.size();
+  auto const there = spread(std::move(requests), found.found.devices_of,
+                            {.count_from_s = settings.count_from_s, .seed = arguments.seed});
+  auto const models = replicas_of(found.models, there, goal);
+  require_room(names, models, there, devices);
   std::vector<simulation_row> rows;
   {
     progress_line line{arguments.policies.size()};
@@ -150,26 +250,30 @@ int run_simulations(simulate_arguments const& arguments) {
     for (auto const& each : arguments.policies) {
       line.begin(each);
       auto const policy = make_keeping(each, {.models = &models,
-                                              .requests = &requests,
+                                              .requests = &there.requests,
                                               .costs = settings.costs,
                                               .devices = arguments.gpus,
-                                              .memory_bytes = policy::parse_bytes(arguments.memory),
-                                              .refuse = arguments.refuse});
-      rows.push_back({each, simulate(requests, models, *policy, settings),
-                      forecast_of(requests, models, each, arguments.trace, settings)});
+                                              .memory_bytes = bytes_of(arguments.memories),
+                                              .refuse = arguments.refuse,
+                                              .parallel = arguments.parallel,
+                                              .slowdown = arguments.slowdown});
+      rows.push_back({each, gathered(simulate(there.requests, models, *policy, settings), there),
+                      forecast_of(there.requests, models, each, arguments.trace, settings)});
+      if (auto& share = rows.back().before.in_time) {
+        *share *= there.share_somewhere;
+      }
     }
   }
-  detail::print(fmt::format("{} requests of {} models in {:.1f} s, on {} device{}\n\n",
-                            requests.requests.size(), models.size(), requests.length_s,
-                            arguments.gpus, arguments.gpus == 1 ? "" : "s"));
+  detail::print(fmt::format("{} requests of {} models in {:.1f} s, on {} device{}\n\n", count,
+                            names.size(), there.requests.length_s, arguments.gpus,
+                            arguments.gpus == 1 ? "" : "s"));
+  detail::print(found.table);
   detail::print(table_of(rows));
   if (!arguments.csv.empty()) {
-    std::ofstream to{arguments.csv};
-    to << csv_of(rows, requests.models);
-    to.close();
-    if (!to) {
-      throw error{error_kind::unavailable, fmt::format("{} cannot be written", arguments.csv)};
-    }
+    write_file(arguments.csv, csv_of(rows, names));
+  }
+  if (!arguments.place_csv.empty()) {
+    write_file(arguments.place_csv, found.csv);
   }
   return 0;
 }

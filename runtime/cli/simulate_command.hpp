@@ -18,7 +18,10 @@ struct simulate_arguments {
   unsigned instances = 1;
   std::vector<double> slowdown;
   std::string latency = "200ms", percentile = "99%", attainment = "99%", window = "5m";
-  std::string size = "1GiB", memory = "80GiB";
+  std::vector<std::string> sizes{"1GiB"};      ///< one, or of each model
+  std::vector<std::string> memories{"80GiB"};  ///< one, or of each device
+  std::string place;                           ///< empty: by work, and nothing is said of it
+  std::string place_timeout, place_csv;
   std::string service = "50ms";
   std::optional<double> service_scv;  ///< 1 for generated requests, 0 for a trace's
   std::string per_context_token, per_generated_token;
@@ -30,6 +33,7 @@ struct simulate_arguments {
   double speed = 1.0;
   std::uint64_t seed = 1;
   bool refuse = false;
+  unsigned retries = 0;
 };
 
 /// Prints a table, and progress on standard error if that is a terminal. 0; failures are thrown as `sluice::error`.

@@ -8,6 +8,7 @@
 
 #include "runtime/cli/detail/json_text.hpp"
 #include "runtime/cli/detail/parking_text.hpp"
+#include "runtime/cli/detail/standing_text.hpp"
 
 namespace sluice::cli {
 namespace {
@@ -202,7 +203,8 @@ std::string models_text(json const& models) {
     return {};
   }
   std::vector<row> rows{{"name", "state", "bytes", "activations", "idle timeout", "required",
-                         "predicted", "observed", "requests", "cold starts", "arrivals/s"}};
+                         "predicted", "observed", "requests", "cold starts", "prewarms",
+                         "arrivals/s"}};
   std::string warnings;
   for (auto const& model : models) {
     auto cell = [&model](char const* name) { return plain(field(model, name)); };
@@ -211,7 +213,7 @@ std::string models_text(json const& models) {
                     percent(field(model, "required_attainment")),
                     percent(field(model, "predicted_attainment")),
                     percent(field(model, "observed_attainment")), cell("requests"),
-                    cell("cold_starts"), cell("arrival_rate_per_s")});
+                    cell("cold_starts"), cell("prewarms"), cell("arrival_rate_per_s")});
     if (field(model, "infeasible") == json(true)) {
       warnings += fmt::format("  {} is predicted to miss its promise with any idle timeout: {}{}\n",
                               cell("name"), cell("reason"), what_would_do(model));
@@ -229,14 +231,19 @@ std::string relays_text(json const& engines) {
     return {};
   }
   std::vector<row> rows{{"name", "state", "pid", "address", "in flight", "waiting", "answered",
-                         "refused", "failed", "client left", "starts", "observed"}};
+                         "refused", "failed", "client left", "starts", "observed", "kv", "kv bytes",
+                         "in use"}};
   std::string reasons;
   for (auto const& engine : engines) {
     auto cell = [&engine](char const* name) { return plain(field(engine, name)); };
     rows.push_back({cell("name"), cell("state"), cell("pid"), cell("address"), cell("in_flight"),
                     cell("waiting"), cell("answered"), cell("refused"), cell("failed"),
                     cell("client_left"), cell("starts"),
-                    percent(field(engine, "observed_attainment"))});
+                    percent(field(engine, "observed_attainment")), cell("kv"),
+                    bytes(field(engine, "kv_bytes")), bytes(field(engine, "kv_used_bytes"))});
+    if (auto const& fault = field(engine, "why_kv_fixed"); fault.is_string() && fault != json("")) {
+      reasons += fmt::format("  {}: {}\n", cell("name"), plain(fault));
+    }
     if (auto const& reason = field(engine, "reason"); reason.is_string() && reason != json("")) {
       reasons += fmt::format("  {}: {}\n", cell("name"), plain(reason));
     }
@@ -267,11 +274,11 @@ std::string handovers_text(json const& handovers) {
 
 std::string one_pool_text(json const& status) {
   return owners_text(field(status, "pool")) + clients_text(field(status, "clients")) +
-         holdings_text(field(status, "clients")) + detail::parking_text(field(status, "clients")) +
-         unparkable_text(status) + long_units_text(field(status, "clients")) +
-         handovers_text(field(status, "handovers")) + server_text(status) + pauses_text(status) +
-         models_text(field(status, "models")) + relays_text(field(status, "engines")) +
-         unservable_text(field(status, "unservable"));
+         holdings_text(field(status, "clients")) + detail::standing_text(field(status, "clients")) +
+         detail::parking_text(field(status, "clients")) + unparkable_text(status) +
+         long_units_text(field(status, "clients")) + handovers_text(field(status, "handovers")) +
+         server_text(status) + pauses_text(status) + models_text(field(status, "models")) +
+         relays_text(field(status, "engines")) + unservable_text(field(status, "unservable"));
 }
 
 }  // namespace

@@ -35,15 +35,11 @@ sluice_agreed_result result_of(agreed_end became) noexcept {
   return became == agreed_end::made ? SLUICE_AGREED_MADE : SLUICE_AGREED_DROPPED;
 }
 
-/// Leaves it to the submitter, which takes calls behind it from then on; one that runs empty may end that
-/// before it has been left. False if none takes it.
+/// Leaves it to the submitter, which takes calls behind it from then on. False if none takes it.
 bool leave_to(submission_queue& queue, thread_slot const& self, sluice_agreed_call const& call) {
-  constexpr int tries = 3;
-  bool left = the_gate().deferring() && queue.push_agreed(self, call);
-  for (int i = 0; !left && i < tries && the_gate().defer_for_others(); ++i) {
-    left = queue.push_agreed(self, call);
-  }
-  return left;
+  gate::leaver const here{the_gate()};
+  return (the_gate().deferring() && queue.push_agreed(self, call)) ||
+         (the_gate().defer_for_others() && queue.push_agreed(self, call));
 }
 
 }  // namespace

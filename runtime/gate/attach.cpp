@@ -20,7 +20,7 @@ namespace sluice::gate {
 namespace {
 
 constinit std::mutex attaching;
-constinit std::atomic<sluice_runtime_api const*> runtime{nullptr};
+constinit std::atomic<sluice_runtime_api const*> the_runtime{nullptr};
 constinit std::atomic<bool> is_offered{false};  ///< the table, by who computes for a server
 thread_local constinit bool attaching_here [[gnu::tls_model("initial-exec")]] = false;
 
@@ -94,9 +94,9 @@ bool attach_if_due() {
   std::lock_guard const guard{attaching};
   if (at.unattached()) {
     attaching_here = true;
-    runtime.store(ask_runtime(driver::current_device()), std::memory_order_release);
+    the_runtime.store(ask_runtime(driver::current_device()), std::memory_order_release);
     attaching_here = false;
-    if (runtime.load(std::memory_order_relaxed) == nullptr) {
+    if (the_runtime.load(std::memory_order_relaxed) == nullptr) {
       end_if_pool_is_required();
     }
     at.attached();
@@ -108,11 +108,11 @@ bool offer_memory(sluice_runtime_api const* of) {
   std::lock_guard const guard{attaching};
   the_gate().prepare();
   if (std::getenv("SLUICE_RUN") != nullptr || of->size < sizeof(sluice_runtime_api) ||
-      runtime.load(std::memory_order_relaxed) != nullptr) {
+      the_runtime.load(std::memory_order_relaxed) != nullptr) {
     return false;
   }
   is_offered.store(true, std::memory_order_relaxed);
-  runtime.store(of, std::memory_order_release);
+  the_runtime.store(of, std::memory_order_release);
   return true;
 }
 
@@ -121,7 +121,7 @@ sluice_runtime_api const* sharing_runtime() {
   if (at.unattached()) {
     attach_if_due();
   }
-  return at.inert() || attaching_here ? nullptr : runtime.load(std::memory_order_acquire);
+  return at.inert() || attaching_here ? nullptr : the_runtime.load(std::memory_order_acquire);
 }
 
 bool is_pool_memory(std::uint64_t address) {
@@ -134,7 +134,7 @@ bool is_mapped_by_runtime(std::uint64_t address) {
 }
 
 void want_launch(symbol held_in, std::int64_t since_ns) {
-  sluice_runtime_api const* const found = runtime.load(std::memory_order_acquire);
+  sluice_runtime_api const* const found = the_runtime.load(std::memory_order_acquire);
   if (found != nullptr && found->launch_wanted != nullptr) {
     found->launch_wanted();
   }

@@ -447,17 +447,15 @@ bool gate::defer_for_others() {
 void gate::defer_no_longer() {
   std::lock_guard const guard{bounding_};
   std::uint32_t const now = mode_.load(std::memory_order_acquire);
-  if ((now & mode::deferring) == 0 || (now & mode::bounded) != 0) {
+  if ((now & mode::deferring) == 0 || (now & mode::bounded) != 0 ||
+      leavers_.load(std::memory_order_seq_cst) != 0) {
     return;
   }
-  // From here nothing is accepted any more, so that what is empty stays empty.
-  change(0, mode::agreeing);
-  if (submissions_are_resolved()) {
-    change(0, mode::deferring);
+  auto const go_straight = [](void* of) {
+    static_cast<gate*>(of)->change(0, mode::agreeing | mode::deferring);
     sluice_gate_defers.store(0, std::memory_order_release);
-  } else {
-    change(now & mode::agreeing, 0);
-  }
+  };
+  if_none_is_left(go_straight, this);
 }
 
 }  // namespace sluice::gate

@@ -145,8 +145,21 @@ class gate {
   /// Has calls left to a submitter also while run-ahead is not bounded, behind one that others have to agree to.
   /// False if a thread is to wait itself. The submitter ends it.
   [[nodiscard]] bool defer_for_others();
-  /// Lets calls go straight again if run-ahead is not bounded, or no longer, and nothing lies in a queue.
+  /// Lets calls go straight again if run-ahead is not bounded, or no longer, and nothing lies in a queue, nor is about to.
   void defer_no_longer();
+  /// While one lives the calling thread is about to leave such a call.
+  class leaver {
+   public:
+    explicit leaver(gate& at) noexcept : at_(at) {
+      at_.leavers_.fetch_add(1, std::memory_order_seq_cst);
+    }
+    leaver(leaver const&) = delete;
+    leaver& operator=(leaver const&) = delete;
+    ~leaver() { at_.leavers_.fetch_sub(1, std::memory_order_release); }
+
+   private:
+    gate& at_;
+  };
 
   [[nodiscard]] std::chrono::nanoseconds run_ahead_bound() const noexcept {
     return std::chrono::nanoseconds{run_ahead_ns_.load(std::memory_order_acquire)};
@@ -253,7 +266,8 @@ class gate {
   std::atomic<bool> defers_{false};
   std::atomic<std::uint32_t> departures_{0};
   std::mutex bounding_;  // one who sets or lifts the bound at a time
-  std::mutex control_;   // one close() or open() at a time
+  std::atomic<std::uint32_t> leavers_{0};
+  std::mutex control_;  // one close() or open() at a time
   std::mutex preparing_;
 };
 

@@ -52,9 +52,9 @@ PASSED = re.compile(
     r"|cuCtx(Create|Attach|PushCurrent|PopCurrent|SetCurrent|FromGreenCtx|EnablePeerAccess)|cuThreadExchangeStreamCaptureMode"
     r"|cu(Stream|Event)Create(WithPriority)?|cuStreamIsCapturing|cuFunc(IsLoaded|Load)|cuModule(Load\w*|EnumerateFunctions)"
     r"|cuLibrary(Load\w+|EnumerateKernels)|cuLink\w+|cuOccupancy\w+|cuTensorMap\w+|cuLogs\w+|cuProfilerInitialize"
-    r"|cuMem(AddressReserve|AllocHost|AllocManaged|HostAlloc|HostRegister|Create)"
+    r"|cuMem(AllocHost|AllocManaged|HostAlloc|HostRegister)"
     r"|cu(Func|Kernel|Ctx)Set(CacheConfig|SharedMemConfig)"  # preferences
-    r"|cuMem(ExportToShareableHandle|ImportFromShareableHandle|PoolCreate)"
+    r"|cuMem(ImportFromShareableHandle|PoolCreate)"
     r"|cuGraph(Create|Clone|DebugDotPrint|Add\w+|NodeFindInClone)|cuMulticast(Create|AddDevice)"
 )
 # What a discarded micro-batch may leave undone: nobody on the host sees the result before the discard.
@@ -82,11 +82,12 @@ ASKS = re.compile(
 )
 SPECIAL = frozenset({
     "cuInit", "cuGetErrorName", "cuGetErrorString", "cuGetProcAddress", "cuGetProcAddress_v2",
-    "cuMemAlloc_v2", "cuMemAllocPitch_v2", "cuMemFree_v2", "cuMemGetInfo_v2", "cuMemGetAddressRange_v2",
+    "cuMemAlloc_v2", "cuMemAllocPitch_v2", "cuMemFree_v2", "cuMemFreeAsync", "cuMemFreeAsync_ptsz", "cuMemGetInfo_v2", "cuMemGetAddressRange_v2",
     "cuDeviceTotalMem_v2", "cuPointerGetAttribute", "cuPointerGetAttributes", "cuPointerSetAttribute",
     "cuMemAllocAsync", "cuMemAllocAsync_ptsz", "cuMemAllocFromPoolAsync", "cuMemAllocFromPoolAsync_ptsz",
     "cuIpcGetMemHandle", "cuMemRetainAllocationHandle", "cuMemGetHandleForAddressRange", "cuMulticastBindAddr",
-    "cuMemMap", "cuMemUnmap", "cuMemSetAccess", "cuMemAddressFree", "cuModuleUnload", "cuLibraryUnload", "cuFuncSetAttribute", "cuKernelSetAttribute",
+    "cuMemCreate", "cuMemRelease", "cuMemExportToShareableHandle", "cuMemGetAllocationPropertiesFromHandle", "cuMulticastBindMem",
+    "cuMemMap", "cuMemUnmap", "cuMemSetAccess", "cuMemAddressReserve", "cuMemAddressFree", "cuModuleUnload", "cuLibraryUnload", "cuFuncSetAttribute", "cuKernelSetAttribute",
     "cuStreamEndCapture", "cuStreamEndCapture_ptsz", "cuStreamDestroy", "cuStreamDestroy_v2", "cuCtxDestroy", "cuCtxDestroy_v2",
     "cuDevicePrimaryCtxRelease", "cuDevicePrimaryCtxRelease_v2", "cuDevicePrimaryCtxReset",
     "cuDevicePrimaryCtxReset_v2",

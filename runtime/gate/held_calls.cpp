@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "runtime/gate/agreed_calls.hpp"
+#include "runtime/gate/own_thread.hpp"
 
 namespace sluice::gate {
 
@@ -41,9 +42,13 @@ agreed_end submission_queue::come_to_terms(thread_slot& self) {
   sluice_agreed_call agreed{};
   std::memcpy(&agreed, call.parameters.get(), sizeof(agreed));
   take_exemptions(self, call);
+  own_work const work;
   return make_if_agreed(
       self, call.work, agreed, [&] { return is_dropped(call); }, [] { return false; },
-      [&] { return take_one_beside(self); });
+      [&] {
+        own_work::go_on();
+        return take_one_beside(self);
+      });
 }
 
 /// Takes the next call out of the queue, and makes or holds it. False if it has to wait.

@@ -104,6 +104,7 @@ void launch_watch::run() noexcept {
       if (std::uint64_t const now = all_launches(); now != seen) {
         seen = now;
       } else {
+        own_work const work;
         look(false);
       }
     }

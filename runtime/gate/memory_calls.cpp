@@ -8,6 +8,7 @@
 
 #include "runtime/gate/attach.hpp"
 #include "runtime/gate/dispatch.hpp"
+#include "runtime/gate/driver_calls.hpp"
 
 using namespace sluice::gate;
 
@@ -43,6 +44,31 @@ bool find_in_pool(CUdeviceptr address, allocation& found) {
   sluice_runtime_api const* runtime = sharing_runtime();
   return runtime != nullptr &&
          runtime->address_range(address, &found.base, &found.bytes) == SLUICE_ALLOC_OK;
+}
+
+/// Callers rely on what the driver's cuMemFree does: whatever still uses the memory is done when it returns. Nothing if the
+/// memory is not the pool's.
+std::optional<CUresult> free_in_pool(CUdeviceptr address) {
+  allocation found;
+  if (address == 0 || !find_in_pool(address, found)) {
+    return std::nullopt;
+  }
+  if (found.base != address) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  wait_for_launches();
+  return sharing_runtime()->mem_free(address) == SLUICE_ALLOC_OK ? std::optional{CUDA_SUCCESS}
+                                                                 : std::nullopt;
+}
+
+/// So memory of cuMemAlloc may be freed, too. The pool does not hand memory out in a stream's order, so that it is waited for.
+/// What a capture may not hold, the driver refuses.
+CUresult free_async(symbol which, CUdeviceptr address, CUstream given, CUstream stream) {
+  flush_if_deferring(which);
+  if (auto const answer = driver::takes_events(stream) ? free_in_pool(address) : std::nullopt) {
+    return *answer;
+  }
+  return real<CUresult (*)(CUdeviceptr, CUstream)>(which)(address, given);
 }
 
 struct memory_info {
@@ -94,20 +120,18 @@ SLUICE_DRIVER_CALL CUresult cuMemAllocPitch_v2(CUdeviceptr* address, std::size_t
 
 SLUICE_DRIVER_CALL CUresult cuMemFree_v2(CUdeviceptr address) {
   flush_if_deferring(symbol::of_cuMemFree_v2);
-  sluice_runtime_api const* runtime = address != 0 ? sharing_runtime() : nullptr;
-  allocation found;
-  if (runtime != nullptr && find_in_pool(address, found)) {
-    if (found.base != address) {
-      return CUDA_ERROR_INVALID_VALUE;
-    }
-    // Callers rely on what the driver's cuMemFree does: whatever still uses the memory is done when
-    // it returns.
-    wait_for_launches();
-    if (runtime->mem_free(address) == SLUICE_ALLOC_OK) {
-      return CUDA_SUCCESS;
-    }
+  if (auto const answer = free_in_pool(address)) {
+    return *answer;
   }
   return real<CUresult (*)(CUdeviceptr)>(symbol::of_cuMemFree_v2)(address);
+}
+
+SLUICE_DRIVER_CALL CUresult cuMemFreeAsync(CUdeviceptr address, CUstream stream) {
+  return free_async(symbol::of_cuMemFreeAsync, address, stream, stream);
+}
+SLUICE_DRIVER_CALL CUresult cuMemFreeAsync_ptsz(CUdeviceptr address, CUstream stream) {
+  return free_async(symbol::of_cuMemFreeAsync_ptsz, address, stream,
+                    stream != nullptr ? stream : CU_STREAM_PER_THREAD);
 }
 
 SLUICE_DRIVER_CALL CUresult cuMemGetInfo_v2(std::size_t* free_bytes, std::size_t* total_bytes) {

@@ -64,15 +64,6 @@ SLUICE_DRIVER_CALL CUresult cuIpcGetMemHandle(CUipcMemHandle* handle, CUdevicept
 // know. Libraries ask for one to see whether they can share a buffer, and go another way if they get
 // the driver's answer for memory of cuMemAlloc: that it has none.
 
-SLUICE_DRIVER_CALL CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle* handle,
-                                                        void* address) {
-  if (is_pool_memory(reinterpret_cast<CUdeviceptr>(address))) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
-  using driver_function = CUresult (*)(CUmemGenericAllocationHandle*, void*);
-  return real<driver_function>(symbol::of_cuMemRetainAllocationHandle)(handle, address);
-}
-
 SLUICE_DRIVER_CALL CUresult cuMulticastBindAddr(CUmemGenericAllocationHandle to, std::size_t offset,
                                                 CUdeviceptr address, std::size_t bytes,
                                                 unsigned long long flags) {
@@ -102,46 +93,6 @@ SLUICE_DRIVER_CALL CUresult cuMemGetHandleForAddressRange(void* handle, CUdevice
       CUresult (*)(void*, CUdeviceptr, std::size_t, CUmemRangeHandleType, unsigned long long);
   return real<driver_function>(symbol::of_cuMemGetHandleForAddressRange)(handle, address, bytes,
                                                                          type, flags);
-}
-
-// How pool memory is mapped, and who has access, is the runtime's business: for a program it is memory
-// of cuMemAlloc, of which the driver says the same.
-
-SLUICE_DRIVER_CALL CUresult cuMemMap(CUdeviceptr address, std::size_t bytes, std::size_t offset,
-                                     CUmemGenericAllocationHandle handle,
-                                     unsigned long long flags) {
-  if (is_mapped_by_runtime(address)) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
-  using driver_function = CUresult (*)(CUdeviceptr, std::size_t, std::size_t,
-                                       CUmemGenericAllocationHandle, unsigned long long);
-  return real<driver_function>(symbol::of_cuMemMap)(address, bytes, offset, handle, flags);
-}
-
-SLUICE_DRIVER_CALL CUresult cuMemUnmap(CUdeviceptr address, std::size_t bytes) {
-  flush_if_deferring(symbol::of_cuMemUnmap);
-  if (is_mapped_by_runtime(address)) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
-  return real<CUresult (*)(CUdeviceptr, std::size_t)>(symbol::of_cuMemUnmap)(address, bytes);
-}
-
-SLUICE_DRIVER_CALL CUresult cuMemSetAccess(CUdeviceptr address, std::size_t bytes,
-                                           CUmemAccessDesc const* wanted, std::size_t count) {
-  if (is_mapped_by_runtime(address)) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
-  using driver_function =
-      CUresult (*)(CUdeviceptr, std::size_t, CUmemAccessDesc const*, std::size_t);
-  return real<driver_function>(symbol::of_cuMemSetAccess)(address, bytes, wanted, count);
-}
-
-SLUICE_DRIVER_CALL CUresult cuMemAddressFree(CUdeviceptr address, std::size_t bytes) {
-  flush_if_deferring(symbol::of_cuMemAddressFree);
-  if (is_mapped_by_runtime(address)) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
-  return real<CUresult (*)(CUdeviceptr, std::size_t)>(symbol::of_cuMemAddressFree)(address, bytes);
 }
 
 SLUICE_DRIVER_CALL CUresult cuMemAllocAsync(CUdeviceptr* address, std::size_t bytes,

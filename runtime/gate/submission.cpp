@@ -52,7 +52,7 @@ bool submission_queue::start() {
 deferred_call* submission_queue::reserve(std::unique_lock<std::mutex>& lock, kind_of_call kind) {
   std::size_t length = usual_length;
   for (;;) {
-    if (!the_gate().leaves_calls() || (kind != any_kind && kinds_.count(kind) == 0)) {
+    if (abandoned_ || !the_gate().leaves_calls() || (kind != any_kind && kinds_.count(kind) == 0)) {
       return nullptr;
     }
     std::uint64_t const next = accepted_.load(std::memory_order_relaxed);
@@ -250,6 +250,7 @@ bool submission_queue::is_dropped(deferred_call const& call) const {
 }
 
 CUresult submission_queue::make(thread_slot& self, deferred_call& call) {
+  own_work const work;
   if (!call.enters) {
     return call.make(call.parameters.get());
   }
@@ -258,6 +259,7 @@ CUresult submission_queue::make(thread_slot& self, deferred_call& call) {
   if (is_dropped(call) || at.enter(self, call.work) != CUDA_SUCCESS) {
     return CUDA_SUCCESS;  // dropped: it succeeds undone
   }
+  own_work::go_on();
   CUresult result = CUDA_SUCCESS;
   if (!is_dropped(call)) {
     result = call.make(call.parameters.get());
@@ -268,7 +270,10 @@ CUresult submission_queue::make(thread_slot& self, deferred_call& call) {
 }
 
 void submission_queue::run() {
-  real<CUresult (*)(CUcontext)>(symbol::of_cuCtxSetCurrent)(context());
+  {
+    own_work const work;
+    real<CUresult (*)(CUcontext)>(symbol::of_cuCtxSetCurrent)(context());
+  }
   thread_slot& self = this_thread();
   while (await_call()) {
     std::uint64_t const number = ++taken_;
@@ -282,6 +287,16 @@ void submission_queue::run() {
       end_with(number, make(self, call));
     }
   }
+}
+
+void submission_queue::abandon() {
+  {
+    std::lock_guard const guard{mutex_};
+    abandoned_ = true;
+    made_.store(accepted_.load(std::memory_order_relaxed), std::memory_order_seq_cst);
+  }
+  went_.fetch_add(1, std::memory_order_release);
+  futex_wake(went_);
 }
 
 void submission_queue::end() {

@@ -107,10 +107,13 @@ class submission_queue {
     return made_.load(std::memory_order_acquire) == accepted_.load(std::memory_order_acquire);
   }
 
-  /// The same, and nobody is about to change it.
-  [[nodiscard]] bool is_resolved() {
-    std::lock_guard const guard{mutex_};
-    return is_empty();
+  /// The lock without which no call is taken, unless it holds any.
+  [[nodiscard]] std::unique_lock<std::mutex> hold_if_empty() {
+    std::unique_lock lock{mutex_};
+    if (!is_empty()) {
+      lock.unlock();
+    }
+    return lock;
   }
 
   /// Takes a call; `Call` is copied and called later. False if it cannot be taken: the driver has not
@@ -155,6 +158,9 @@ class submission_queue {
   void accept(kind_of_call kind);
   /// Functions have gone: their handles may come again for others.
   void forget_kinds();
+
+  /// What it holds will not be made, and it takes no more: the submitter stays out of the driver (own_thread.hpp).
+  void abandon();
 
   /// Waits until all that was accepted before has been made, or dropped.
   void flush() { static_cast<void>(flush_to(accepted_.load(std::memory_order_acquire), never_ns)); }
@@ -306,6 +312,7 @@ class submission_queue {
   std::unordered_map<CUevent, event_use> events_;
   std::unordered_map<void*, std::uint64_t> streams_;  // number of the last call on it
   std::size_t forget_at_ = many;
+  bool abandoned_ = false;
 };
 
 }  // namespace sluice::gate

@@ -20,6 +20,7 @@ struct queue_node {
 
 constinit std::atomic<queue_node*> queues{nullptr};
 constinit std::mutex adding;
+constinit std::mutex listing;  ///< what `queues` is; after `adding`, before a queue's own
 constinit std::array<flush_count, symbol_count> flushes{};
 
 template <typename Each>
@@ -42,6 +43,15 @@ submission_queue* queue_of(CUcontext context) {
   return found;
 }
 
+/// With the locks of all queues from that one on, unless one is not empty.
+void with_all_empty(queue_node* node, void (*then)(void* of), void* of) noexcept {
+  if (node == nullptr) {
+    then(of);
+  } else if (auto const held = node->queue.hold_if_empty(); held.owns_lock()) {
+    with_all_empty(node->next, then, of);
+  }
+}
+
 }  // namespace
 
 submission_queue* submissions_of_current_context() {
@@ -60,6 +70,7 @@ submission_queue* submissions_of_current_context() {
   if (!made->queue.start()) {
     return nullptr;
   }
+  std::lock_guard const listed{listing};
   made->next = queues.load(std::memory_order_relaxed);
   queue_node* const node = made.release();  // its submitter lives as long as the process
   queues.store(node, std::memory_order_release);
@@ -81,6 +92,16 @@ void flush_submissions(std::optional<symbol> cause) noexcept {
   }
 }
 
+void flush_submissions_until(std::int64_t deadline_ns) noexcept {
+  for_each_queue([deadline_ns](submission_queue& one) {
+    static_cast<void>(one.flush_to(one.accepted(), deadline_ns));
+  });
+}
+
+void abandon_submissions() noexcept {
+  for_each_queue([](submission_queue& one) { one.abandon(); });
+}
+
 flush_count const& flushes_by(symbol cause) noexcept {
   return flushes[static_cast<std::size_t>(cause)];
 }
@@ -95,10 +116,9 @@ CUresult take_submission_error() noexcept {
   return found;
 }
 
-bool submissions_are_resolved() noexcept {
-  bool all = true;
-  for_each_queue([&](submission_queue& one) { all = all && one.is_resolved(); });
-  return all;
+void if_none_is_left(void (*then)(void* of), void* of) noexcept {
+  std::lock_guard const guard{listing};
+  with_all_empty(queues.load(std::memory_order_acquire), then, of);
 }
 
 bool record_is_pending(CUevent event) noexcept {

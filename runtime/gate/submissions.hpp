@@ -23,10 +23,14 @@ struct flush_count {
   std::atomic<std::int64_t> waited_ns{0};
 };
 [[nodiscard]] flush_count const& flushes_by(symbol cause) noexcept;
+/// The same for whoever ends the process, until the deadline (CLOCK_MONOTONIC) at most.
+void flush_submissions_until(std::int64_t deadline_ns) noexcept;
+/// What has been left and not been made never will be; from now on calls go straight.
+void abandon_submissions() noexcept;
 /// The first error that any queue holds; see `take_error`.
 [[nodiscard]] CUresult take_submission_error() noexcept;
-/// Whether no queue holds anything; only once none takes any more does it stay so.
-[[nodiscard]] bool submissions_are_resolved() noexcept;
+/// Does that if no queue holds anything, while nobody can leave a call in any, nor in a new one.
+void if_none_is_left(void (*then)(void* of), void* of) noexcept;
 /// Whether an event's record has still to be made.
 [[nodiscard]] bool record_is_pending(CUevent event) noexcept;
 /// The queue in which calls that name an event have still to be made; nullptr if there is none. If there

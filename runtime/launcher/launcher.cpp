@@ -8,6 +8,7 @@
 
 #include "memhandover/base/error.hpp"
 #include "memhandover/broker/broker_launch.hpp"
+#include "memhandover/broker/job_wish.hpp"
 #include "memhandover/broker/runtime_folder.hpp"
 #include "runtime/launcher/supervisor.hpp"
 #include "runtime/launcher/torch_settings.hpp"
@@ -72,6 +73,37 @@ void add_python_package(environment& env, install_layout const& installed) {
   }
 }
 
+/// Where the pool is, and what the command is called there.
+void name_pool(environment& env, install_layout const& installed, run_options const& options,
+               job_pool const& pool) {
+  env.set("SLUICE_RUNTIME_DIR", pool.runtime_dir);
+  env.set("SLUICE_RUNTIME_LIBRARY", installed.runtime_library.string());
+  env.set("SLUICE_BROKER", installed.program.string());
+  if (!options.backend.empty()) {
+    env.set("SLUICE_BACKEND", options.backend);
+  }
+  if (options.device) {
+    env.set("SLUICE_DEVICE", std::to_string(*options.device));
+  }
+  if (!options.name.empty()) {
+    env.set("SLUICE_NAME", options.name);
+  }
+  if (!options.park.empty()) {
+    env.set("SLUICE_PARK", options.park);
+  }
+  if (!options.role.empty()) {  // only training has these
+    env.unset("SLUICE_PRIORITY");
+    env.unset("SLUICE_MIN_MEMORY");
+    return;
+  }
+  if (!options.priority.empty()) {
+    env.set("SLUICE_PRIORITY", options.priority);
+  }
+  if (!options.min_memory.empty()) {
+    env.set("SLUICE_MIN_MEMORY", options.min_memory);
+  }
+}
+
 /// What Python runs first, and what it is not to run where an outer `sluice run` has named it.
 void add_startup(environment& env, install_layout const& installed, bool shares_on_host) {
   auto const folder = installed.startup_folder.string();
@@ -106,9 +138,7 @@ environment sharing_environment(environment inherited, install_layout const& ins
                                 run_options const& options, job_pool const& pool) {
   auto env = std::move(inherited);
   env.set("SLUICE_RUN", "1");
-  env.set("SLUICE_RUNTIME_DIR", pool.runtime_dir);
-  env.set("SLUICE_RUNTIME_LIBRARY", installed.runtime_library.string());
-  env.set("SLUICE_BROKER", installed.program.string());
+  name_pool(env, installed, options, pool);
   if (options.pool_bytes) {
     env.set("SLUICE_POOL_BYTES", std::to_string(*options.pool_bytes));
   }
@@ -119,22 +149,10 @@ environment sharing_environment(environment inherited, install_layout const& ins
     env.set("SLUICE_HOST_COPY_DISK_BYTES", std::to_string(options.host_copy_disk.bytes));
     env.set("SLUICE_HOST_COPY_DISK_PATH", options.host_copy_disk.folder);
   }
-  if (!options.backend.empty()) {
-    env.set("SLUICE_BACKEND", options.backend);
-  }
-  if (options.device) {
-    env.set("SLUICE_DEVICE", std::to_string(*options.device));
-  }
-  if (!options.name.empty()) {
-    env.set("SLUICE_NAME", options.name);
-  }
   if (options.role.empty()) {
     env.unset("SLUICE_ROLE");
   } else {
     env.set("SLUICE_ROLE", options.role);
-  }
-  if (!options.park.empty()) {
-    env.set("SLUICE_PARK", options.park);
   }
   if (options.collective_timeout.count() > 0) {
     env.set("SLUICE_COLLECTIVE_TIMEOUT_S", std::to_string(options.collective_timeout.count()));
@@ -151,6 +169,18 @@ environment sharing_environment(environment inherited, install_layout const& ins
     if (options.agree) {
       env.append("LD_PRELOAD", installed.nccl_library.string());
     }
+  }
+  return env;
+}
+
+environment cache_environment(environment inherited, install_layout const& installed,
+                              run_options const& options, job_pool const& pool) {
+  check_file(installed.runtime_library, "the runtime library");
+  auto env = std::move(inherited);
+  name_pool(env, installed, options, pool);
+  env.set("SLUICE_VLLM_KV", "pool");
+  if (env.get("SLUICE_RUN").value_or("") != "1") {
+    add_python_package(env, installed);  // where the plugin is
   }
   return env;
 }
@@ -199,6 +229,15 @@ run_options complete(run_options options, environment const& inherited) {
     }
     options.agree = how == "agree";
   }
+  if (options.priority.empty()) {
+    options.priority = inherited.get("SLUICE_PRIORITY").value_or("");
+  }
+  if (options.min_memory.empty()) {
+    options.min_memory = inherited.get("SLUICE_MIN_MEMORY").value_or("");
+  }
+  auto const wish = memhandover::job_wish_in(options.priority, options.min_memory);
+  // Outside of the pool it would have no minimum.
+  options.require_pool |= wish.least_bytes > 0 || wish.least_ppm > 0;
   if (!options.pool_bytes) {
     options.pool_bytes = number_in<std::uint64_t>(inherited, "SLUICE_POOL_BYTES");
   }

@@ -33,6 +33,10 @@ struct run_options {
   std::string name{};  ///< shown in status; empty: the runtime library chooses
   std::string role{};  ///< what it is in the ledger: "engine", or empty for training; SLUICE_ROLE
   bool agree = true;   ///< whether ranks agree on their collectives: SLUICE_COLLECTIVES
+  /// "low", "normal", "high" or empty: SLUICE_PRIORITY
+  std::string priority{};
+  /// Bytes, or a percentage of the pool, or empty: SLUICE_MIN_MEMORY. Of a job with a minimum each process joins the pool.
+  std::string min_memory{};
   std::string park{};  ///< "if_needed", "never" or empty: SLUICE_PARK
   std::chrono::seconds
       collective_timeout{};   ///< 0: as the environment says: SLUICE_COLLECTIVE_TIMEOUT_S
@@ -57,6 +61,11 @@ void refuse_memory_outside(environment const& env, job_pool const& pool);
 [[nodiscard]] environment sharing_environment(environment inherited,
                                               install_layout const& installed,
                                               run_options const& options, job_pool const& pool);
+
+/// `inherited` for vLLM, whose plugin then has its KV cache in that pool, whether or not its other memory is there. Throws
+/// `unsupported` where the runtime library is missing.
+[[nodiscard]] environment cache_environment(environment inherited, install_layout const& installed,
+                                            run_options const& options, job_pool const& pool);
 
 /// `inherited` for a command that runs without the pool: `import sluice` works, and shares nothing.
 [[nodiscard]] environment plain_environment(environment inherited, install_layout const& installed);

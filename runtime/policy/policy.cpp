@@ -12,6 +12,7 @@
 #include <fstream>
 #include <iterator>
 #include <map>
+#include <regex>
 #include <sstream>
 
 #include "memhandover/device/disk_room.hpp"
@@ -134,23 +135,30 @@ void check_warm(warm_policy const& warm, std::string const& path, detail::findin
   };
   if (warm.mode == warm_mode::fixed) {
     refuse(".min_idle", "max_idle is the timeout");
+    refuse(".prewarm", "mode auto has it");
   } else if (warm.mode == warm_mode::always) {
     refuse(".min_idle", "remove it");
     refuse(".max_idle", "remove it");
+    refuse(".prewarm", "remove it");
   }
 }
 
 /// What has no meaning for an engine.
-void check_keys_beside_engine(engine_memory memory, std::string const& path,
+void check_keys_beside_engine(engine_policy const& engine, std::string const& path,
                               detail::findings& found) {
   if (found.given(path + ".on_miss_predicted")) {
     found.add_at(path + ".on_miss_predicted",
                  "has no meaning beside engine: how long it takes is not predicted; remove it");
   }
-  if (memory == engine_memory::own && found.given(path + ".warm")) {
+  if (!engine.is_tenant() && found.given(path + ".warm")) {
     found.add_at(path + ".warm",
                  "has no meaning beside engine.memory own: such an engine is never parked; remove "
                  "one of the two");
+  } else if (found.given(path + ".warm.prewarm")) {
+    found.add_at(
+        path + ".warm.prewarm",
+        "has no meaning beside engine: engines are not woken before they are asked; remove "
+        "it");
   }
 }
 
@@ -165,12 +173,48 @@ bool is_own_path(std::string const& route) {
   return path.starts_with("/v2/") || path.starts_with("/metrics/");
 }
 
+/// A name of an engine's model that requests may have, which stands at `place`.
+void check_served_name(std::string const& name, std::string const& place,
+                       std::map<std::string, std::string>& first_of, detail::findings& found) {
+  if (name.empty()) {
+    return;  // refused already
+  }
+  if (auto const [first, fresh] = first_of.emplace(name, place); !fresh) {
+    found.add_at(place, fmt::format("is \"{}\", which line {} has already; each name leads to one "
+                                    "engine",
+                                    name, found.line_of(first->second)));
+  }
+}
+
+void check_api(engine_policy const& engine, std::string const& path, detail::findings& found) {
+  if (engine.api != engine_api::http) {
+    return;
+  }
+  if (!found.given(path + ".routes")) {
+    found.add_within(
+        path, path + ".routes",
+        "is missing; add `routes: [/v1/completions, /chat/*]`, or `api: openai` or `api: oip`");
+  }
+  if (!engine.served_names.empty()) {
+    found.add_at(
+        path + ".served_names",
+        "has no meaning with api http, where an engine is found by its path; remove it, or "
+        "add `api: openai` or `api: oip`");
+  }
+}
+
 void check_engine(engine_policy const& engine, std::string const& path,
                   std::map<std::string, std::string>& first_of, detail::findings& found) {
+  check_api(engine, path, found);
   if (engine.names(port_placeholder) && engine.names(socket_placeholder)) {
     found.add_at(path + ".command",
                  fmt::format("{} and {} are both named; an engine listens in one place",
                              port_placeholder, socket_placeholder));
+  }
+  if (engine.env.contains("SLUICE_VLLM_KV")) {
+    found.add_at(path + ".env.SLUICE_VLLM_KV",
+                 "is the server's to set, which then counts the cache and asks for it; remove it, "
+                 "and add `kv: pool` to engine");
   }
   if (engine.env.contains("PORT")) {
     found.add_at(path + ".env.PORT",
@@ -200,6 +244,85 @@ void check_engine(engine_policy const& engine, std::string const& path,
   }
 }
 
+void check_token_promises(model_policy const& model, std::string const& path,
+                          detail::findings& found) {
+  if (model.engine && model.engine->api == engine_api::openai) {
+    return;
+  }
+  auto const refuse = [&](char const* key, microseconds given) {
+    if (given.count() > 0) {
+      found.add_at(path + key,
+                   "has no meaning but of engines with api openai, whose streams have tokens; "
+                   "remove it");
+    }
+  };
+  refuse(".slo.ttft", model.slo.ttft);
+  refuse(".slo.tbt", model.slo.tbt);
+}
+
+/// What OpenAI's clients ask for leads to engines by their models' names.
+void check_named_engines(std::vector<model_policy> const& models, detail::findings& found) {
+  std::map<std::string, std::string> first_of;
+  auto const each_named = [&](auto const& visit) {
+    for (std::size_t i = 0; i < models.size(); ++i) {
+      if (models[i].engine && models[i].engine->api == engine_api::openai) {
+        visit(models[i], fmt::format("models[{}]", i));
+      }
+    }
+  };
+  each_named([&](model_policy const& model, std::string const& path) {
+    first_of.emplace(model.name, path + ".name");  // a second one is refused as such
+  });
+  if (first_of.empty()) {
+    return;
+  }
+  each_named([&](model_policy const& model, std::string const& path) {
+    for (std::size_t i = 0; i < model.engine->served_names.size(); ++i) {
+      check_served_name(model.engine->served_names[i],
+                        fmt::format("{}.engine.served_names[{}]", path, i), first_of, found);
+    }
+  });
+  for (std::size_t i = 0; i < models.size(); ++i) {
+    if (!models[i].engine) {
+      continue;
+    }
+    auto const& routes = models[i].engine->routes;
+    for (std::size_t j = 0; j < routes.size(); ++j) {
+      if (routes[j] == "/v1/*" || (routes[j] + "/").starts_with("/v1/models/")) {
+        found.add_at(fmt::format("models[{}].engine.routes[{}]", i, j),
+                     fmt::format("is \"{}\", where requests are led by their model, as an engine "
+                                 "has api openai; give longer paths below /v1, or none",
+                                 routes[j]));
+      }
+    }
+  }
+}
+
+/// Models of the Open Inference Protocol, of engines as of the repository, stand below one path.
+void check_oip_engines(std::vector<model_policy> const& models, detail::findings& found) {
+  std::map<std::string, std::string> first_of;
+  for (std::size_t i = 0; i < models.size(); ++i) {
+    first_of.emplace(models[i].name, fmt::format("models[{}].name", i));
+  }
+  static std::regex const plain{R"([A-Za-z0-9_][A-Za-z0-9._-]*)"};
+  for (std::size_t i = 0; i < models.size(); ++i) {
+    if (!models[i].engine || models[i].engine->api != engine_api::oip) {
+      continue;
+    }
+    auto const& names = models[i].engine->served_names;
+    for (std::size_t j = 0; j < names.size(); ++j) {
+      auto const place = fmt::format("models[{}].engine.served_names[{}]", i, j);
+      if (!names[j].empty() && !std::regex_match(names[j], plain)) {
+        found.add_at(place, fmt::format("is \"{}\", must be letters, digits, \"_\", \"-\" and "
+                                        "\".\", as it stands in paths",
+                                        names[j]));
+      } else {
+        check_served_name(names[j], place, first_of, found);
+      }
+    }
+  }
+}
+
 /// Rules between keys, which no single key can check. Values that were refused keep their defaults
 /// here.
 void check_together(policy const& wanted, detail::findings& found) {
@@ -223,9 +346,10 @@ void check_together(policy const& wanted, detail::findings& found) {
     auto const& model = wanted.models[i];
     auto const path = fmt::format("models[{}]", i);
     if (model.engine) {
-      check_keys_beside_engine(model.engine->memory, path, found);
+      check_keys_beside_engine(*model.engine, path, found);
       check_engine(*model.engine, path + ".engine", first_of_route, found);
     }
+    check_token_promises(model, path, found);
     check_warm(model.warm, path + ".warm", found);
     if (model.slo.latency > wanted.server.request_timeout) {
       found.add_at(
@@ -243,6 +367,8 @@ void check_together(policy const& wanted, detail::findings& found) {
                                model.name, found.line_of(first->second)));
     }
   }
+  check_named_engines(wanted.models, found);
+  check_oip_engines(wanted.models, found);
 }
 
 /// Where the documents of a file begin.

@@ -113,6 +113,9 @@ struct objective_policy {
   microseconds latency{0};
   double attainment = 0.99;  ///< in (0, 1]
   microseconds window = std::chrono::minutes{5};
+  // Of an engine's streams; 0: not promised.
+  microseconds ttft{0};  ///< until their first token
+  microseconds tbt{0};   ///< between two tokens
 
   bool operator==(objective_policy const&) const = default;
 };
@@ -123,15 +126,20 @@ struct warm_policy {
   warm_mode mode = warm_mode::automatic;
   microseconds min_idle = std::chrono::seconds{1};
   microseconds max_idle = std::chrono::minutes{10};
+  bool prewarm =
+      true;  ///< loaded before requests that a timer sends; of `automatic`, and of no engine
 
   bool operator==(warm_policy const&) const = default;
 };
 
-/// What is said to an engine: HTTP as it comes.
-enum class engine_api { http };
+/// How a request's engine is found: by its path alone, by the model that its body names, as OpenAI's clients send it, or by that which a
+/// path of the Open Inference Protocol names.
+enum class engine_api { http, openai, oip };
 enum class engine_start { at_boot, on_demand };
 /// Whose the memory is that it allocates with torch or CUDA: the pool's, or its own beside it.
 enum class engine_memory { pool, own };
+/// Whose memory its KV cache lies in, of vLLM with Sluice's plugin: the pool's, chunk by chunk, or as the engine has it.
+enum class engine_cache { own, pool };
 
 /// An inference server of its own, which the server starts and relays requests to.
 struct engine_policy {
@@ -139,16 +147,24 @@ struct engine_policy {
   std::string ready;                 ///< path that is answered 2xx when it is; empty: it listens
   std::vector<std::string> routes;   ///< paths; with "/*" at the end all below
   engine_api api = engine_api::http;
+  std::vector<std::string>
+      served_names;  ///< of its models, beside its own, where these are asked for
   engine_start start = engine_start::on_demand;
   engine_memory memory = engine_memory::pool;
+  engine_cache kv = engine_cache::own;
   std::map<std::string, std::string> env;  ///< beside the server's own
   microseconds start_timeout = std::chrono::minutes{10};
   microseconds max_silence = std::chrono::minutes{5};
-  std::uint32_t max_requests = 1024;  ///< that it has at once
+  std::uint32_t max_requests = 1024;    ///< that it has at once
+  std::uint32_t kept_connections = 64;  ///< that wait for the next request; 0: each has its own
 
   bool operator==(engine_policy const&) const = default;
   /// Whether its command or environment names `placeholder`, such as "{socket}".
   [[nodiscard]] bool names(std::string_view placeholder) const;
+  /// Whether some of its memory is the pool's, so that it is counted, and goes when the engine rests.
+  [[nodiscard]] bool is_tenant() const noexcept {
+    return memory == engine_memory::pool || kv == engine_cache::pool;
+  }
 };
 
 /// In an engine's command and environment: where it is to listen, of which it names one or none.

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "runtime/server/engines/engine_state.hpp"
+#include "runtime/server/engines/token_account.hpp"
 #include "runtime/telemetry/metrics_text.hpp"
 
 namespace sluice::server {
@@ -144,7 +145,16 @@ void add_models(metrics_text& to, json const& models) {
   each("sluice_model_admitted_ratio", kind::gauge,
        "Share of requests that is admitted, with on_miss_predicted: reject.", "admitted_share");
   each("sluice_model_cold_starts_total", kind::counter,
-       "Loads of the model, since the executor started.", "cold_starts");
+       "Loads of the model for requests, since the executor started.", "cold_starts");
+  each("sluice_model_prewarms_total", kind::counter,
+       "Loads of the model before anybody asked, since the executor started.", "prewarms");
+  each("sluice_model_prewarms_used_total", kind::counter,
+       "Of those, the ones after which somebody asked before the model went again.",
+       "prewarms_used");
+  each("sluice_model_prewarms_omitted_total", kind::counter,
+       "Times that the model was to be loaded before anybody asked, and was not: others wanted "
+       "memory, or to be loaded.",
+       "prewarms_omitted");
   each("sluice_model_ended_executors_total", kind::counter, "Executors that the model has ended.",
        "ended_executors");
   to.family("sluice_model_refused_requests_total", kind::counter,
@@ -186,6 +196,8 @@ void add_engines(metrics_text& to, json const& engines) {
       sample(to, of(engine), at(engine, field), unit);
     }
   };
+  each("sluice_engine_broken_answers_total", kind::counter,
+       "Requests of the engine that have failed when their answer had begun.", "broken_off", 1.0);
   each("sluice_engine_in_flight_requests", kind::gauge, "Requests that the engine has now.",
        "in_flight", 1.0);
   each("sluice_engine_waiting_requests", kind::gauge, "Requests that wait for a place at it.",
@@ -201,13 +213,40 @@ void add_engines(metrics_text& to, json const& engines) {
   each("sluice_engine_parked_bytes", kind::gauge,
        "Memory that it needs to come back, whose contents are in host copies.", "parked_bytes",
        1.0);
+  each("sluice_engine_kv_bytes", kind::gauge,
+       "Memory of the pool that its KV cache holds; nothing where that is not the pool's.",
+       "kv_bytes", 1.0);
+  each("sluice_engine_kv_used_bytes", kind::gauge, "What requests use of that.", "kv_used_bytes",
+       1.0);
   each("sluice_engine_parks_total", kind::counter, "How often it has been parked.", "parks", 1.0);
   each("sluice_engine_last_wake_seconds", kind::gauge,
        "What its last return took, from the request for it until it could be asked.",
        "last_wake_ms", ms_to_s);
+  each("sluice_engine_busy_seconds_total", kind::counter,
+       "For how long a device has computed for it, since its processes began.", "busy_ms", ms_to_s);
   each("sluice_engine_attainment_observed_ratio", kind::gauge,
        "Share of requests whose answer began in time, within the promise's window.",
        "observed_attainment", 1.0);
+  auto const times = [&](char const* name, char const* help, char const* field) {
+    to.family(name, kind::histogram, help);
+    for (auto const& engine : engines) {
+      auto const counts = at(at(engine, field), "counts");
+      if (!counts.is_array()) continue;
+      to.sample(of(engine), {.bounds = token_distribution::bounds,
+                             .counts = counts.get<std::vector<std::uint64_t>>(),
+                             .sum = at(at(engine, field), "sum_s").get<double>()});
+    }
+  };
+  times("sluice_engine_time_to_first_token_seconds",
+        "From a request's arrival to the first token of its stream.", "ttft");
+  times("sluice_engine_inter_token_latency_seconds", "From one token of a stream to the next one.",
+        "tbt");
+  each("sluice_engine_ttft_attainment_observed_ratio", kind::gauge,
+       "Share of streams whose first token came in time, within the promise's window.",
+       "observed_ttft_attainment", 1.0);
+  each("sluice_engine_tbt_attainment_observed_ratio", kind::gauge,
+       "Share of tokens that came in time after the one before, within the promise's window.",
+       "observed_tbt_attainment", 1.0);
 }
 
 void add_server(metrics_text& to, json const& status) {

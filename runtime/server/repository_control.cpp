@@ -130,6 +130,24 @@ repository_control::state repository_control::now_without(std::string const& mod
   return next;
 }
 
+/// Of an engine that runs only `warm` can be another, and not whether it may be parked at all: it is started so.
+void repository_control::refuse_other_engines(policy::policy const& wanted) const {
+  auto before = engines_of(now_.wanted), after = engines_of(wanted);
+  for (auto* const each : {&before, &after}) {
+    for (auto& engine : *each) {
+      auto const mode = engine.warm.mode;
+      engine.warm = {};
+      engine.warm.mode = mode == policy::warm_mode::always ? mode : policy::warm_mode::automatic;
+    }
+  }
+  if (before == after) return;
+  throw error{error_kind::unsupported,
+              fmt::format("{}: engines cannot come, go or change while the server runs, but for "
+                          "`warm`, and not that to or from `mode: always`; restart it, or put the "
+                          "old ones back",
+                          how_.policy_file.string())};
+}
+
 json repository_control::reload() {
   std::lock_guard const lock{mutex_};
   auto text = policy::read_text(how_.policy_file);
@@ -141,12 +159,7 @@ json repository_control::reload() {
                             how_.policy_file.string(), fmt::join(keys, ", "),
                             keys.size() == 1 ? "value" : "values")};
   }
-  if (engines_of(now_.wanted) != engines_of(wanted)) {
-    throw error{error_kind::unsupported,
-                fmt::format("{}: engines cannot come, go or change while the server runs; restart "
-                            "it, or put the old ones back",
-                            how_.policy_file.string())};
-  }
+  refuse_other_engines(wanted);
   auto const choice = choose_models(wanted, contents_of(wanted));
   state next{.text = std::move(text), .wanted = wanted, .places = now_.places};
   for (auto& each : next.places) {
@@ -240,6 +253,7 @@ void repository_control::go_over_to(state next) {
   }
   carry_out(between);
   service_->offer(offered_of(next), unservable_of(next));
+  service_->change_engines(engines_of(next.wanted));
   now_ = std::move(next);
   if (goes) {
     carry_out(now_);

@@ -74,6 +74,7 @@ class repository_control final : public model_loader {
     std::set<std::string> unloaded{};
   };
 
+  void refuse_other_engines(policy::policy const& wanted) const;
   [[nodiscard]] state now_without(std::string const& model) const;
   void put(state& next, chosen_model const& version) const;
   bool keep(state& next, policy::model_policy const& model) const;

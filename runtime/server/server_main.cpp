@@ -33,6 +33,7 @@
 #include "runtime/policy/policy.hpp"
 #include "runtime/server/engines/engine_host.hpp"
 #include "runtime/server/engines/engine_keeper.hpp"
+#include "runtime/server/engines/engine_process.hpp"
 #include "runtime/server/executor/child_process.hpp"
 #include "runtime/server/executor/remote_executor.hpp"
 #include "runtime/server/grpc/grpc_endpoint.hpp"
@@ -57,8 +58,13 @@ using std::chrono::milliseconds;
 constexpr milliseconds pool_patience{5'000};
 /// How long requests in flight may take after the first signal to end.
 constexpr milliseconds grace{10'000};
-/// And the executor afterwards, which has nothing left to do but to give its memory back.
+/// And engines afterwards, and what the executor still computes.
 constexpr milliseconds last_grace{2'000};
+/// How long requests that pass to engines may take where these outlive this server.
+constexpr milliseconds relay_grace{600'000};
+/// How long the server before this one may take to hear that it is to go.
+constexpr milliseconds leave_patience{5'000};
+constexpr milliseconds look_every{10};
 
 struct command_line {
   std::filesystem::path policy_file;
@@ -78,7 +84,7 @@ struct command_line {
   int threads = static_cast<int>(std::max(1U, std::thread::hardware_concurrency() / 2));
 };
 
-/// SIGTERM and SIGINT ask for an orderly end, SIGUSR2 for one that leaves the warm models to a successor, SIGHUP for the policy to be
+/// SIGTERM and SIGINT ask for an orderly end, SIGUSR2 for one that leaves warm models and engines to a successor, SIGHUP for the policy to be
 /// read again. They are blocked in every thread and taken by `wait` and `arrived`.
 class end_signals {
  public:
@@ -106,6 +112,15 @@ class end_signals {
       }
       reload();
     }
+  }
+
+  /// One that `arrived` or `wait` takes next.
+  [[nodiscard]] bool has_come() const {
+    sigset_t pending;
+    ::sigemptyset(&pending);
+    ::sigpending(&pending);
+    return ::sigismember(&pending, SIGTERM) == 1 || ::sigismember(&pending, SIGINT) == 1 ||
+           ::sigismember(&pending, SIGUSR2) == 1;
   }
 
   [[nodiscard]] bool arrived() const {
@@ -203,18 +218,19 @@ endpoint_options endpoint_options_of(policy::policy const& wanted) {
   return options;
 }
 
-/// Nothing: the policy has none. `inherited` is what they get of this process's environment.
+/// Nothing: the policy has none, and no server before this one has left any. `inherited` is what they get of this process's environment.
 std::unique_ptr<engine_host> open_engines(policy::policy const& wanted, command_line const& given,
                                           launcher::environment const& inherited) {
   engine_host::options options;
   options.engines = engines_of(wanted);
-  if (options.engines.empty()) {
+  options.runtime_folder = memhandover::prepare_runtime_dir(given.runtime_dir);
+  options.device = wanted.pool.device;
+  if (options.engines.empty() && meeting_places(options.runtime_folder, options.device).empty()) {
     return nullptr;
   }
   options.request_timeout = wanted.server.request_timeout;
   options.keeper = launcher::this_installation().server;
   options.folder = std::filesystem::absolute(given.policy_file).parent_path();
-  options.runtime_folder = memhandover::prepare_runtime_dir(given.runtime_dir);
   options.environment = inherited.entries();
   return std::make_unique<engine_host>(std::move(options));
 }
@@ -234,6 +250,65 @@ engine_tenancy::access tenancy_of(policy::policy const& wanted, command_line con
   access.pool = {memhandover::prepare_runtime_dir(given.runtime_dir), facts.value("backend", "")};
   access.device = facts.value("device", 0);
   return access;
+}
+
+/// Nothing: there is none yet, or no broker.
+std::optional<nlohmann::json> pool_of(policy::policy const& wanted, command_line const& given) {
+  try {
+    return memhandover::query_status(given.runtime_dir, wanted.pool.device);
+  } catch (error const&) {
+    return std::nullopt;
+  }
+}
+
+bool has_server(nlohmann::json const& pool) {
+  auto const clients = pool.value("clients", nlohmann::json::array());
+  return std::any_of(clients.begin(), clients.end(), [](auto const& each) {
+    return each.value("kind", "") == "server" && each.value("state", "") != "gone";
+  });
+}
+
+/// Engines of the server before this one serve from now on, where it has left them: false if they cannot be tenants of the pool yet.
+bool take_over(engine_host& engines, policy::policy const& wanted, command_line const& given,
+               end_signals const& signals) {
+  if (engines.meet() == 0) {
+    return false;
+  }
+  auto const seen = pool_of(wanted, given);
+  if (seen) {
+    engines.attach(tenancy_of(wanted, given, *seen));
+  }
+  engines.adopt();
+  // It has its place in the pool until it has answered what it computes itself; one that does not go is named by the executor.
+  auto const begin = std::chrono::steady_clock::now();
+  for (auto pool = seen; pool && has_server(*pool) && !signals.has_come();
+       pool = pool_of(wanted, given)) {
+    auto const waited = std::chrono::steady_clock::now() - begin;
+    if (waited > grace + last_grace || (waited > leave_patience && engines.adopted() == 0)) {
+      break;
+    }
+    std::this_thread::sleep_for(look_every);
+  }
+  return seen.has_value();
+}
+
+/// Engines stay, and so do requests that pass to them; all else is answered, and the pool left.
+void leave_all(endpoint& http, grpc_endpoint* rpc, engine_host& engines,
+               remote_executor& executor) {
+  auto const until = std::chrono::steady_clock::now() + grace;
+  http.drain();
+  {
+    std::jthread const beside{[rpc] {
+      if (rpc != nullptr) rpc->stop(grace);
+    }};
+    while (http.connections() > engines.in_flight() && std::chrono::steady_clock::now() < until) {
+      std::this_thread::sleep_for(look_every);
+    }
+  }
+  executor.leave();
+  engines.release();
+  http.stop(engines.in_flight() > 0 ? relay_grace : milliseconds{0});
+  engines.stop(milliseconds{0});
 }
 
 /// Nothing: the policy wants none.
@@ -267,6 +342,8 @@ repository_control::start start_of(policy::policy const& wanted, command_line co
                        {"model_repository", wanted.server.model_repository.string()},
                        {"endpoint", address},
                        {"runtime_dir", given.runtime_dir},
+                       {"experience",
+                        memhandover::server_experience_of(given.runtime_dir, wanted.pool.device)},
                        {"threads", given.threads}}};
 }
 
@@ -324,6 +401,7 @@ int serve(command_line const& given) {
   http_options.engines = engines.get();
   endpoint http{http_options, service};
   auto const rpc = open_grpc(wanted, http_options, service);
+  bool const is_attached = engines && take_over(*engines, wanted, given, signals);
   control.emplace(start_of(wanted, given, http.address()), text, wanted, choice);
   auto options = executor_options_of(wanted, given, control->orders());
   options.reader = &http;
@@ -337,11 +415,14 @@ int serve(command_line const& given) {
   auto const* const scheme = wanted.server.tls.certificate_file.empty() ? "http" : "https";
   service.attach(*executor, http.address(), scheme);
   if (engines) {
-    if (auto const seen = pool->look(pool_patience)) {
+    if (is_attached) {
+      // as the server before this one was
+    } else if (auto const seen = pool->look(pool_patience)) {
       engines->attach(tenancy_of(wanted, given, *seen));
     } else {
       spdlog::warn("engines have memory of their own, since the broker does not answer");
     }
+    engines->set_announcer([&executor] { executor->announce_engine(); });
     engines->start();
   }
   control->attach(*executor, service);
@@ -361,10 +442,16 @@ int serve(command_line const& given) {
   background_thread reloads;  // a signal that asks for the end is heard meanwhile
   int const why = signals.wait([&] { reloads.post([&control] { reload_and_log(*control); }); });
   executor->end_changes();
-  if (why == SIGUSR2) {
+  bool const leaves = why == SIGUSR2;
+  if (leaves) {
     executor->keep_warm();
   }
   service.drain();
+  if (leaves && engines) {
+    engines->leave();
+    leave_all(http, rpc.get(), *engines, *executor);
+    return 0;
+  }
   if (engines) {
     engines->drain();
   }
@@ -377,12 +464,12 @@ int serve(command_line const& given) {
   if (engines) {
     engines->stop(last_grace);
   }
-  if (why == SIGUSR2) {
+  if (leaves) {
     executor->leave();
     return 0;
   }
   if (!executor->stop(last_grace)) {
-    spdlog::warn("a computation did not end within its grace and is cut short");
+    spdlog::warn("what the executor still did is cut short");
     return telemetry::exit_code(error_kind::deadline_exceeded);
   }
   return 0;

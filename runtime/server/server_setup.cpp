@@ -153,6 +153,8 @@ served_model served(chosen_model const& chosen, std::unique_ptr<hosted_model> mo
   result.version = chosen.entry.version;
   result.scheduling = scheduling_of(chosen.wanted);
   result.scheduling.load = load_before_measured(model ? model->bytes() : 0, backend);
+  result.scheduling.may_prewarm =
+      chosen.wanted.warm.mode == policy::warm_mode::automatic && chosen.wanted.warm.prewarm;
   result.scheduling.reject_on_miss = chosen.wanted.on_miss_predicted == policy::miss_action::reject;
   result.model = std::move(model);
   result.always_warm = chosen.wanted.warm.mode == policy::warm_mode::always;
@@ -180,9 +182,8 @@ memhandover::serving_pool::options pool_options_of(policy::policy const& wanted)
   options.resident_share = wanted.training.resident_share;
   options.resident_window = wanted.training.resident_window;
   auto const engines = engines_of(wanted);
-  options.demands_from_engines = std::any_of(engines.begin(), engines.end(), [](auto const& each) {
-    return each.engine->memory == policy::engine_memory::pool;
-  });
+  options.demands_from_engines = std::any_of(
+      engines.begin(), engines.end(), [](auto const& each) { return each.engine->is_tenant(); });
   if (wanted.pool.memory && wanted.pool.memory->share > 0.0) {
     throw error{
         error_kind::unsupported,

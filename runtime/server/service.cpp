@@ -203,7 +203,7 @@ std::vector<std::string> model_service::versions(std::string const& model) const
 
 model_metadata model_service::metadata(std::string const& model, std::string const& version) const {
   if (engine(model)) {
-    return {.name = model, .versions = {"1"}, .platform = "engine", .inputs = {}, .outputs = {}};
+    return engines_->metadata(model, version);
   }
   auto const offered = seen();
   auto const& found = offered->find(model, version);
@@ -212,7 +212,9 @@ model_metadata model_service::metadata(std::string const& model, std::string con
 }
 
 nlohmann::json model_service::config(std::string const& model, std::string const& version) const {
-  refuse_engine(model, error_kind::unsupported, "which has no configuration in a repository");
+  if (engine(model)) {
+    return engines_->config(model, version);
+  }
   auto const offered = seen();
   auto const& found = offered->find(model, version);
   check(found);
@@ -258,7 +260,7 @@ request_ticket model_service::infer(infer_request request, std::function<void(in
   }
   try {
     refuse_engine(request.model, error_kind::invalid_argument,
-                  "which answers at its own routes (engine.routes in the policy)");
+                  "which answers at its own routes, and over HTTP alone (engine in the policy)");
     auto const offered = seen();
     auto const& wanted = offered->find(request.model, request.version);
     check(wanted);

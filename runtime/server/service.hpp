@@ -73,6 +73,10 @@ class model_service final : public inference_service {
   void drain() noexcept { draining_ = true; }
   /// What is listed beside models; to be called before anybody asks. It must outlive the last question.
   void set_engines(engine_host& engines) { engines_ = &engines; }
+  /// As `engine_host::change`, where there are engines.
+  void change_engines(std::vector<policy::model_policy> const& wanted) {
+    if (engines_ != nullptr) engines_->change(wanted);
+  }
 
   /// Offers these from now on, and returns when nobody looks at the others any more. What is known of a version that stays, stays.
   void offer(std::vector<offered_model> offered, std::vector<unservable_model> unservable);

@@ -6,19 +6,18 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/time.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #include <array>
 #include <boost/asio/post.hpp>
 #include <cerrno>
 #include <cstdio>
-#include <cstring>
 #include <memory>
 #include <string_view>
 #include <utility>
 
 #include "memhandover/base/error.hpp"
+#include "memhandover/base/socket_address.hpp"
 #include "memhandover/base/system_error.hpp"
 #include "runtime/server/inference/caught_error.hpp"
 #include "runtime/telemetry/logging.hpp"
@@ -79,18 +78,16 @@ std::uint64_t status_socket::inode() const {
 
 void status_socket::listen() {
   memhandover::unique_fd fresh{::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0)};
-  sockaddr_un address{};
-  address.sun_family = AF_UNIX;
   // Under another name first: whoever finds it can connect to it.
   auto const draft = path_ + "~";
-  if (draft.size() >= sizeof(address.sun_path)) {
+  auto const address = memhandover::socket_address(draft);
+  if (!address) {
     throw error{error_kind::invalid_argument,
                 "the path of the runtime folder is too long for " + path_};
   }
-  std::memcpy(address.sun_path, draft.c_str(), draft.size() + 1);
   ::unlink(draft.c_str());
   if (!fresh ||
-      ::bind(fresh.get(), reinterpret_cast<sockaddr const*>(&address), sizeof(address)) != 0 ||
+      ::bind(fresh.get(), reinterpret_cast<sockaddr const*>(&*address), sizeof(*address)) != 0 ||
       ::listen(fresh.get(), backlog) != 0 || std::rename(draft.c_str(), path_.c_str()) != 0) {
     throw memhandover::system_error("cannot listen on " + path_);
   }

@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <memory>
 
 #include "runtime/simulator/generators.hpp"
+#include "runtime/simulator/traffic.hpp"
 #include "scheduler/attainment.hpp"
 #include "scheduler/bursts.hpp"
 #include "scheduler/partial_warmth.hpp"
@@ -15,62 +17,6 @@ namespace sluice::simulator {
 namespace {
 
 using scheduler::seconds;
-
-constexpr std::size_t most_samples = 1024;
-
-/// Of one model.
-struct traffic_seen {
-  double rate_per_s = 0.0;
-  double gap_scv = 1.0;
-  scheduler::distribution service;
-};
-
-std::vector<traffic_seen> traffic_of(trace const& requests) {
-  struct sums {
-    std::uint64_t count = 0;
-    double last_s = 0.0, gaps = 0.0, squares = 0.0;
-    std::vector<double> services;
-  };
-  std::vector<sums> all(requests.models.size());
-  for (auto const& each : requests.requests) {
-    auto& its = all[each.model];
-    double const gap = each.at_s - its.last_s;
-    its.last_s = each.at_s;
-    its.gaps += its.count > 0 ? gap : 0.0;
-    its.squares += its.count > 0 ? gap * gap : 0.0;
-    ++its.count;
-    its.services.push_back(each.service_s);
-  }
-  std::vector<traffic_seen> result;
-  for (auto& its : all) {
-    traffic_seen seen;
-    if (its.count > 0) {
-      seen.rate_per_s = static_cast<double>(its.count) / std::max(requests.length_s, 1e-9);
-      std::vector<double> samples;
-      auto const stride = std::max<std::size_t>(1, its.services.size() / most_samples);
-      for (std::size_t i = 0; i < its.services.size(); i += stride) {
-        samples.push_back(its.services[i]);
-      }
-      seen.service = scheduler::distribution::of_samples(samples);
-    }
-    if (its.count > 2 && its.gaps > 0.0) {
-      auto const n = static_cast<double>(its.count - 1);
-      seen.gap_scv = std::max(0.0, n * its.squares / (its.gaps * its.gaps) - 1.0);
-    }
-    result.push_back(std::move(seen));
-  }
-  return result;
-}
-
-scheduler::distribution load_of(load_costs const& costs, std::uint64_t bytes) {
-  draws random{1};
-  std::vector<double> samples(most_samples);
-  double const copy = static_cast<double>(bytes) / costs.bytes_per_s;
-  std::generate(samples.begin(), samples.end(), [&]() {
-    return costs.handover.draw(random) + random.gamma(costs.fixed_s, costs.fixed_scv) + copy;
-  });
-  return scheduler::distribution::of_samples(samples);
-}
 
 /// Means over requests, of models that each have a number of them.
 class weighted_forecast {
@@ -98,7 +44,7 @@ forecast of_released(std::vector<traffic_seen> const& all,
   for (std::size_t i = 0; i < models.size(); ++i) {
     scheduler::queue_load const demand{.arrivals_per_s = all[i].rate_per_s,
                                        .service = all[i].service,
-                                       .load = load_of(costs, models[i].bytes)};
+                                       .load = load_times(costs, models[i].bytes)};
     double const p = scheduler::poisson_exceed(demand.arrivals_per_s, timeout);
     scheduler::attainment_model const model{demand.service, demand.load, models[i].goal.latency};
     sum.add(demand.arrivals_per_s, model.at(demand.arrivals_per_s).share_within(p),
@@ -136,6 +82,7 @@ forecast of_classes(std::vector<traffic_seen> const& all,
       }
     }
     auto const line = scheduler::all_of(kinds);
+    auto const service = std::make_shared<scheduler::distribution const>(line.service);
     double const wait = scheduler::mean_wait_in_turn(kinds).count();
     for (std::size_t i = 0; i < models.size(); ++i) {
       if (models[i].device == device && all[i].rate_per_s > 0.0) {
@@ -144,7 +91,7 @@ forecast of_classes(std::vector<traffic_seen> const& all,
                                                   models[i].goal.latency,
                                                   {.by = scheduler::predicted_by::classes_in_turn,
                                                    .arrivals_per_s = line.arrivals_per_s,
-                                                   .service = line.service,
+                                                   .service = service,
                                                    .own_per_s = all[i].rate_per_s}};
         sum.add(all[i].rate_per_s, in_time.at(all[i].rate_per_s).share_within(0.0), wait);
       }

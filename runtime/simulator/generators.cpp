@@ -109,24 +109,30 @@ double rate_of(process_parameters const& with) {
   return with.one("rate", least_rate, process_parameters::most_per_s);
 }
 
-using arrive = std::function<void(double at_s)>;
-using process = void (*)(process_parameters const&, double length_s, draws&, arrive const&);
+/// Of a model of its own, or of whichever.
+using arrive = std::function<void(double at_s, std::optional<std::uint32_t> model)>;
+struct process_extent {
+  double length_s;
+  std::uint32_t models;
+};
+using process = void (*)(process_parameters const&, process_extent const&, draws&, arrive const&);
 
-void poisson(process_parameters const& with, double length_s, draws& random, arrive const& one) {
+void poisson(process_parameters const& with, process_extent const& of, draws& random,
+             arrive const& one) {
   with.check_names({"rate"});
   double const gap = 1.0 / rate_of(with);
-  for (double t = random.exponential(gap); t < length_s; t += random.exponential(gap)) {
-    one(t);
+  for (double t = random.exponential(gap); t < of.length_s; t += random.exponential(gap)) {
+    one(t, std::nullopt);
   }
 }
 
-void log_normal_gaps(process_parameters const& with, double length_s, draws& random,
+void log_normal_gaps(process_parameters const& with, process_extent const& of, draws& random,
                      arrive const& one) {
   with.check_names({"rate", "scv"});
   double const gap = 1.0 / rate_of(with);
   double const scv = with.one("scv", 0.0, 1e6);
-  for (double t = random.log_normal(gap, scv); t < length_s; t += random.log_normal(gap, scv)) {
-    one(t);
+  for (double t = random.log_normal(gap, scv); t < of.length_s; t += random.log_normal(gap, scv)) {
+    one(t, std::nullopt);
   }
 }
 
@@ -135,28 +141,30 @@ scheduler::switching_poisson switching(process_parameters const& with) {
   return {.rates_per_s = with.two("rates", 0.0), .switches_per_s = with.two("switches", 1e-9)};
 }
 
-void mmpp(process_parameters const& with, double length_s, draws& random, arrive const& one) {
+void mmpp(process_parameters const& with, process_extent const& of, draws& random,
+          arrive const& one) {
   auto const stream = switching(with);
   double const first_share =
       stream.switches_per_s[1] / (stream.switches_per_s[0] + stream.switches_per_s[1]);
   std::size_t state = random.uniform() < first_share ? 0 : 1;
-  for (double begin = 0.0; begin < length_s; state = 1 - state) {
+  for (double begin = 0.0; begin < of.length_s; state = 1 - state) {
     double const end =
-        std::min(length_s, begin + random.exponential(1.0 / stream.switches_per_s[state]));
+        std::min(of.length_s, begin + random.exponential(1.0 / stream.switches_per_s[state]));
     double const rate = stream.rates_per_s[state];
     for (double t = begin; rate > 0.0;) {
       t += random.exponential(1.0 / rate);
       if (t >= end) {
         break;
       }
-      one(t);
+      one(t, std::nullopt);
     }
     begin = end;
   }
 }
 
 // Ogata, IEEE Transactions on Information Theory 27 (1981): thinning, at the intensity right after the last arrival, since it only falls.
-void hawkes(process_parameters const& with, double length_s, draws& random, arrive const& one) {
+void hawkes(process_parameters const& with, process_extent const& of, draws& random,
+            arrive const& one) {
   with.check_names({"rate", "branching", "decay"});
   double const branching = with.one("branching", 0.0, 0.999);
   double const decay = with.one("decay", 1e-6, 1e6);
@@ -166,38 +174,78 @@ void hawkes(process_parameters const& with, double length_s, draws& random, arri
     double const most = base + excited;
     double const gap = random.exponential(1.0 / most);
     t += gap;
-    if (t >= length_s) {
+    if (t >= of.length_s) {
       return;
     }
     excited *= std::exp(-decay * gap);
     if (random.uniform() * most <= base + excited) {
-      one(t);
+      one(t, std::nullopt);
       excited += branching * decay;
     }
   }
 }
 
-void diurnal(process_parameters const& with, double length_s, draws& random, arrive const& one) {
+void diurnal(process_parameters const& with, process_extent const& of, draws& random,
+             arrive const& one) {
   with.check_names({"rate", "swing", "period"});
   double const rate = rate_of(with);
   double const swing = with.one("swing", 0.0, 1.0);
   double const period = with.one("period", 1e-3, 1e9);
   double const most = rate * (1.0 + swing);
-  for (double t = random.exponential(1.0 / most); t < length_s;
+  for (double t = random.exponential(1.0 / most); t < of.length_s;
        t += random.exponential(1.0 / most)) {
     double const now = rate * (1.0 + swing * std::sin(2.0 * std::numbers::pi * t / period));
     if (random.uniform() * most <= now) {
-      one(t);
+      one(t, std::nullopt);
     }
   }
 }
 
-constexpr std::array<std::pair<std::string_view, process>, 5> processes{{
+// Each model has a phase of its own.
+void periodic(process_parameters const& with, process_extent const& of, draws& random,
+              arrive const& one) {
+  with.check_names({"period", "jitter", "bunch", "spread", "missed"});
+  if (with.one_or("zipf", 0.0) > 0.0) {
+    refuse("zipf of periodic: each model has its own bunches, and all have as many");
+  }
+  double const period = with.one("period", 1e-3, 1e9);
+  double const jitter = with.one_or("jitter", 0.0);
+  double const spread = with.one_or("spread", 0.0);
+  double const missed = with.one_or("missed", 0.0);
+  double const bunch = with.one_or("bunch", 1.0);
+  if (jitter + spread >= period) {
+    refuse(
+        fmt::format("jitter and spread of periodic are {:g} s, must be below the period of {:g} s",
+                    jitter + spread, period));
+  }
+  if (!(bunch >= 1.0) || bunch != std::floor(bunch)) {
+    refuse(fmt::format("bunch of periodic is {:g}, must be a whole number from 1 on", bunch));
+  }
+  if (missed >= 1.0) {
+    refuse(fmt::format("missed of periodic is {:g}, must be below 1", missed));
+  }
+  for (std::uint32_t model = 0; model < of.models; ++model) {
+    double const phase = random.uniform() * period;
+    for (double due = phase; due < of.length_s; due += period) {
+      double const begin = due + jitter * (2.0 * random.uniform() - 1.0);
+      bool const is_missed = random.uniform() < missed;
+      for (double i = 0.0; i < bunch && !is_missed; i += 1.0) {
+        double const at = i == 0.0 ? begin : begin + spread * random.uniform();
+        if (at >= 0.0 && at < of.length_s) {
+          one(at, model);
+        }
+      }
+    }
+  }
+}
+
+constexpr std::array<std::pair<std::string_view, process>, 6> processes{{
     {"poisson", poisson},
     {"mmpp", mmpp},
     {"hawkes", hawkes},
     {"lognormal", log_normal_gaps},
     {"diurnal", diurnal},
+    {"periodic", periodic},
 }};
 
 std::pair<std::string_view, std::string_view> name_and_rest(std::string_view description) {
@@ -223,8 +271,8 @@ trace generate(std::string const& description, generated_requests const& of) {
   auto const run = process_of(name);
   if (run == nullptr) {
     refuse(
-        fmt::format("there is no process '{}'; there are poisson, mmpp, hawkes, lognormal and "
-                    "diurnal",
+        fmt::format("there is no process '{}'; there are poisson, mmpp, hawkes, lognormal, diurnal "
+                    "and periodic",
                     name));
   }
   if (!(of.length_s > 0.0) || !std::isfinite(of.length_s)) {
@@ -238,11 +286,13 @@ trace generate(std::string const& description, generated_requests const& of) {
   for (std::uint32_t i = 0; i < of.models; ++i) {
     made.models.push_back(fmt::format("m{}", i));
   }
-  run(with, of.length_s, arrivals, [&](double at) {
-    made.requests.push_back({.at_s = at,
-                             .service_s = services.gamma(of.service_s, of.service_scv),
-                             .model = shares.draw(services)});
+  run(with, {of.length_s, of.models}, arrivals, [&](double at, std::optional<std::uint32_t> model) {
+    double const service_s = services.gamma(of.service_s, of.service_scv);
+    made.requests.push_back(
+        {.at_s = at, .service_s = service_s, .model = model ? *model : shares.draw(services)});
   });
+  std::stable_sort(made.requests.begin(), made.requests.end(),
+                   [](auto const& a, auto const& b) { return a.at_s < b.at_s; });
   if (made.requests.empty()) {
     refuse(fmt::format("'{}' brings no request in {:g} s", description, of.length_s));
   }

@@ -7,9 +7,13 @@
 /// | `hawkes` | `rate`, `branching`, `decay` | each brings `branching` more on average, soon: their rate falls with `decay` per second |
 /// | `lognormal` | `rate`, `scv` | gaps with a log-normal distribution of that squared coefficient of variation |
 /// | `diurnal` | `rate`, `swing`, `period` | Poisson whose rate goes up and down as a sine by `swing` (0..1) in `period` seconds |
+/// | `periodic` | `period`, `jitter`, `bunch`, `spread`, `missed` | each model's, by a timer (below) |
 ///
-/// `rate` is the mean of all models together, requests a second. `zipf=1.05` in any of them is the exponent by which requests go to
+/// `rate` is the mean of all models together, requests a second. `zipf=1.05` in any but `periodic` is the exponent by which requests go to
 /// models; without it all have the same share.
+///
+/// `periodic` brings each model `bunch` requests (1) each `period` seconds, from a phase of its own on: the first of them up to `jitter`
+/// seconds (0) earlier or later, the others within `spread` seconds (0) behind it; a share `missed` (0) of the bunches does not come.
 ///
 ///   auto const made = generate("hawkes:rate=2,branching=0.5,decay=1", {.length_s = 600.0});
 ///   made.requests.size();

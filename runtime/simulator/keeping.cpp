@@ -7,10 +7,13 @@
 #include <cmath>
 #include <limits>
 #include <string_view>
+#include <utility>
 
 #include "memhandover/base/error.hpp"
 #include "runtime/policy/units.hpp"
 #include "scheduler/agenda.hpp"
+#include "scheduler/device_demands.hpp"
+#include "scheduler/joint_choice.hpp"
 #include "scheduler/model_controller.hpp"
 #include "scheduler/reserve.hpp"
 
@@ -21,14 +24,32 @@ scheduler::instant at(double now_s) {
   return scheduler::instant{scheduler::seconds{now_s}};
 }
 
+// Finer parts than that would gain little: a cold start is in time or not by a part of a load at most.
+constexpr unsigned most_parts = 16;
+
 class scheduled_keeping final : public keeping {
  public:
   scheduled_keeping(keeping_kind const& kind, keeping_inputs const& of)
       : models_(*of.models),
         reserve_bytes_(kind.reserve_bytes),
+        resident_parts_(kind.resident_parts),
         memory_bytes_(of.memory_bytes),
+        executors_{.at_once = of.parallel, .slowdown = of.slowdown},
         agenda_(models_.size()),
-        predicted_(models_.size()) {
+        predicted_(models_.size()),
+        held_(models_.size()),
+        together_(models_.size()),
+        cold_(models_.size()) {
+    for (unsigned i = 0; i < of.devices; ++i) {
+      devices_.push_back({.keeper = scheduler::reserve{chunk_bytes}});
+    }
+    std::vector<std::uint64_t> bytes(of.devices);
+    for (auto const& model : models_) {
+      bytes[model.device] += model.bytes;
+    }
+    for (unsigned i = 0; i < of.devices; ++i) {
+      devices_[i].is_crowded = !memory_bytes_.empty() && bytes[i] > memory_of(i);
+    }
     for (auto const& model : models_) {
       // Told beforehand as little as the server is: what weights of that size take.
       controllers_.emplace_back(
@@ -37,38 +58,65 @@ class scheduled_keeping final : public keeping {
               .weight_bytes = model.bytes,
               .limits = model.limits,
               .load = {.mean = scheduler::seconds{of.costs.mean_s(model.bytes)}, .scv = 0.25},
-              .reject_on_miss = of.refuse},
+              .reject_on_miss = of.refuse,
+              .may_prewarm = true,
+              .resident_parts = kind.resident_parts},
           at(0.0));
-      decide(controllers_.size() - 1, at(0.0));
-    }
-    for (unsigned i = 0; i < of.devices; ++i) {
-      devices_.push_back({.keeper = scheduler::reserve{chunk_bytes}});
+      auto const number = controllers_.size() - 1;
+      places_.push_back(devices_[model.device].models.size());
+      devices_[model.device].models.push_back(number);
+      decide(number, at(0.0));
     }
   }
 
-  bool on_arrival(model_number model, double now_s) override {
-    bool const is_admitted = controllers_[model].on_arrival(at(now_s)).admitted;
+  admission on_arrival(model_number model, double now_s, std::uint64_t number) override {
+    auto const made = controllers_[model].on_arrival(at(now_s), number + 1);
     note(model);
-    return is_admitted;
+    return {made.admitted, made.is_retry, made.retry_after.count()};
   }
-  void on_load(model_number model, double now_s, double load_s, double handover_s) override {
+  void on_load(model_number model, double now_s, double load_s, double handover_s,
+               double copied_share) override {
     controllers_[model].on_load(at(now_s), scheduler::seconds{load_s},
-                                scheduler::seconds{handover_s});
+                                scheduler::seconds{handover_s}, copied_share);
     note(model);
     is_cold_[model] = false;
   }
-  void on_answer(model_number model, double now_s, double service_s, double response_s) override {
+  void on_answer(model_number model, double now_s, double service_s, double response_s,
+                 bool is_retry) override {
     controllers_[model].on_service(at(now_s), scheduler::seconds{service_s},
-                                   scheduler::seconds{response_s});
+                                   scheduler::seconds{response_s}, is_retry);
+    devices_[models_[model].device].demands.add(at(now_s), scheduler::seconds{service_s});
     note(model);
   }
-  double tick_s() const override { return 1.0; }
+  double tick_s() const override { return tick_length.count(); }
   void tick(double now_s) override {
     agenda_.take(at(now_s), [&](std::size_t model) { decide(model, at(now_s)); });
+    for (auto& each : devices_) {
+      if (each.demands.has_moved(at(now_s), each.models.size())) {
+        decide_together(each, at(now_s));
+      }
+    }
+    for (std::size_t d = 0; d < devices_.size(); ++d) {
+      share_memory(d);
+    }
     keep_reserves();
   }
-  double idle_timeout(model_number model, double /*now_s*/) override {
-    return controllers_[model].idle_timeout().count();
+  double idle_timeout(model_number model, double idle_since_s, double now_s) override {
+    return together_[model]
+               ? together_[model]->idle_timeout.count()
+               : controllers_[model].idle_timeout_since(at(idle_since_s), at(now_s)).count();
+  }
+  double resident_share(model_number model) const override {
+    return together_[model] ? static_cast<double>(together_[model]->parts) / resident_parts_
+                            : controllers_[model].resident_share();
+  }
+  double absence_loss(model_number model, double now_s) const override {
+    return controllers_[model].absence_loss(at(now_s));
+  }
+  void on_evicted(model_number model) override { is_cold_[model] = true; }
+  std::optional<double> load_at(model_number model, double now_s) override {
+    auto const when = together_[model] ? std::nullopt : controllers_[model].prewarm_at(at(now_s));
+    return when ? std::optional{when->time_since_epoch().count()} : std::nullopt;
   }
   void on_idle_end(model_number model, std::vector<model_number>& go) override {
     is_cold_[model] = true;
@@ -94,13 +142,14 @@ class scheduled_keeping final : public keeping {
       agenda_.want(model);
     }
   }
-  void decide(std::size_t model, scheduler::instant now) {
-    predicted_[model] = controllers_[model].tick(now).warm.chosen;
-    agenda_.want_at(model, controllers_[model].due());
-  }
-
-  struct device_reserve {
+  struct device_state {
     scheduler::reserve keeper;
+    std::vector<std::size_t> models{};
+    bool is_crowded = false;            ///< not all of its models have room at once
+    bool has_decided = false;           ///< since memory was shared out
+    double wanted_bytes = 0.0;          ///< on average, by what each has chosen
+    std::vector<std::size_t> chosen{};  ///< for all together, while that is more than there is
+    scheduler::device_demands demands{at(0.0)};
     std::uint64_t free_bytes = 0;
     std::uint64_t size_bytes = 0;
 
@@ -108,39 +157,121 @@ class scheduled_keeping final : public keeping {
       free_bytes = keeper.update({.free_bytes = free_bytes, .size_bytes = size_bytes}).keep_bytes;
     }
   };
+  void decide(std::size_t model, scheduler::instant now) {
+    auto const& demands = devices_[models_[model].device].demands;
+    auto const made = controllers_[model].tick(now, demands.beside(places_[model])).warm;
+    predicted_[model] = made.chosen;
+    if (auto& device = devices_[models_[model].device]; device.is_crowded) {
+      held_[model] = made;
+      device.has_decided = true;
+    }
+    auto const gone = (1.0 - controllers_[model].resident_share()) * bytes_of(model);
+    cold_[model] = scheduler::cold_model_of(made, static_cast<std::uint64_t>(gone));
+    agenda_.want_at(model, controllers_[model].due());
+  }
+  [[nodiscard]] double bytes_of(std::size_t model) const {
+    return static_cast<double>(models_[model].bytes);
+  }
+  [[nodiscard]] std::uint64_t memory_of(std::size_t device) const {
+    return memory_bytes_.empty() ? 0 : memory_bytes_[std::min(device, memory_bytes_.size() - 1)];
+  }
+
+  /// What they ask for has moved.
+  void decide_together(device_state& device, scheduler::instant now) {
+    std::vector<scheduler::shared_model> asked;
+    asked.reserve(device.models.size());
+    for (auto const model : device.models) {
+      asked.push_back(controllers_[model].demand(now));
+    }
+    device.demands.predict(now, asked, executors_);
+    for (auto const model : device.models) {
+      decide(model, now);
+    }
+  }
+
+  /// Where what each model wants is more than there is, timeouts and what stays are chosen for all together. Who does not keep its promise so
+  /// stays until somebody needs its memory.
+  void share_memory(std::size_t device) {
+    auto& its = devices_[device];
+    if (!std::exchange(its.has_decided, false)) {
+      return;
+    }
+    auto const memory = static_cast<double>(memory_of(device));
+    its.wanted_bytes = 0.0;
+    for (auto const model : its.models) {
+      its.wanted_bytes += (1.0 - held_[model].chosen.released_fraction) * bytes_of(model);
+      together_[model].reset();
+      predicted_[model] = held_[model].chosen;
+    }
+    if (its.wanted_bytes <= memory) {
+      its.chosen.clear();
+      return;
+    }
+    std::vector<std::vector<scheduler::kept_option>> options;
+    options.reserve(its.models.size());
+    for (auto const model : its.models) {
+      options.push_back(scheduler::kept_options_of(held_[model], bytes_of(model)));
+    }
+    its.chosen = scheduler::choose_together(options, memory, its.chosen).options;
+    for (std::size_t i = 0; i < its.models.size(); ++i) {
+      auto const model = its.models[i];
+      auto const option = its.chosen[i];
+      together_[model] = predicted_[model] = held_[model].candidates[option];
+      if (options[i][option].loss_per_s > 0.0) {
+        together_[model]->idle_timeout = scheduler::forever;
+      }
+    }
+  }
+
   // As the server has them.
   static constexpr std::uint64_t chunk_bytes = 2U << 20U;
   static constexpr std::uint64_t largest_reserve_divisor = 4;
+  static constexpr scheduler::seconds tick_length{1.0};
 
   void keep_reserves() {
     std::vector<std::vector<scheduler::cold_model>> cold(devices_.size());
     for (std::size_t i = 0; i < models_.size(); ++i) {
       if (is_cold_[i]) {
-        cold[models_[i].device].push_back({models_[i].bytes, predicted_[i].loads_per_s});
+        cold[models_[i].device].push_back(cold_[i]);
       }
     }
     for (std::size_t d = 0; d < devices_.size(); ++d) {
-      devices_[d].size_bytes = reserve_bytes_.value_or(
-          scheduler::reserve_size(cold[d], memory_bytes_ / largest_reserve_divisor));
+      auto& its = devices_[d];
+      auto const memory = memory_of(d);
+      auto most = memory / largest_reserve_divisor;
+      if (its.is_crowded) {  // of what models do not have
+        double const rest = std::max(0.0, static_cast<double>(memory) - its.wanted_bytes);
+        most = std::min(most, static_cast<std::uint64_t>(rest));
+      }
+      its.size_bytes = reserve_bytes_.value_or(
+          scheduler::reserve_size(cold[d], most, its.size_bytes > 0, tick_length));
       devices_[d].keep();
     }
   }
 
   std::vector<simulated_model> const& models_;
   std::optional<std::uint64_t> reserve_bytes_;
-  std::uint64_t memory_bytes_;
+  unsigned resident_parts_;
+  std::vector<std::uint64_t> memory_bytes_;
+  scheduler::shared_executors executors_;
   std::vector<scheduler::model_controller> controllers_;
+  std::vector<std::size_t> places_;  ///< among those of its device
   scheduler::agenda agenda_;
   std::vector<scheduler::prediction> predicted_;
+  std::vector<scheduler::warm_decision> held_;                  ///< of each for itself
+  std::vector<std::optional<scheduler::prediction>> together_;  ///< instead, where memory is short
+  std::vector<scheduler::cold_model> cold_;                     ///< what each would be if it was
   std::vector<bool> is_cold_ = std::vector<bool>(models_.size(), true);
-  std::vector<device_reserve> devices_;
+  std::vector<device_state> devices_;
 };
 
 class fixed_keeping final : public keeping {
  public:
   explicit fixed_keeping(double timeout_s) : timeout_s_(timeout_s) {}
   bool begins_warm() const override { return timeout_s_ == never; }
-  double idle_timeout(model_number /*model*/, double /*now_s*/) override { return timeout_s_; }
+  double idle_timeout(model_number /*model*/, double /*idle_since_s*/, double /*now_s*/) override {
+    return timeout_s_;
+  }
 
  private:
   double timeout_s_;
@@ -156,12 +287,18 @@ class sirius_keeping final : public keeping {
         asked_(models_.size()),
         kept_(of.devices) {}
 
-  bool on_arrival(model_number model, double /*now_s*/) override {
+  admission on_arrival(model_number model, double /*now_s*/, std::uint64_t /*number*/) override {
     ++asked_[model];
     std::erase(kept_[models_[model].device], model);
-    return true;
+    return {};
   }
-  double idle_timeout(model_number /*model*/, double /*now_s*/) override { return timeout_s_; }
+  double idle_timeout(model_number /*model*/, double /*idle_since_s*/, double /*now_s*/) override {
+    return timeout_s_;
+  }
+  double absence_loss(model_number model, double /*now_s*/) const override {
+    return static_cast<double>(asked_[model]);
+  }
+  void on_evicted(model_number model) override { std::erase(kept_[models_[model].device], model); }
   void on_idle_end(model_number model, std::vector<model_number>& go) override {
     auto& kept = kept_[models_[model].device];
     kept.push_back(model);
@@ -196,7 +333,7 @@ class wild_keeping final : public keeping {
  public:
   explicit wild_keeping(keeping_inputs const& of) : models_(of.models->size()) {}
 
-  bool on_arrival(model_number model, double now_s) override {
+  admission on_arrival(model_number model, double now_s, std::uint64_t /*number*/) override {
     auto& its = models_[model];
     if (its.idle_since) {
       double const minutes = (now_s - *its.idle_since) / minute_s;
@@ -208,15 +345,15 @@ class wild_keeping final : public keeping {
       }
       its.idle_since.reset();
     }
-    return true;
+    return {};
   }
-  void on_answer(model_number model, double now_s, double /*service_s*/,
-                 double /*response_s*/) override {
+  void on_answer(model_number model, double now_s, double /*service_s*/, double /*response_s*/,
+                 bool /*is_retry*/) override {
     models_[model].idle_since = now_s;
     models_[model].window = window_of(models_[model]);
     models_[model].is_unasked = false;
   }
-  double idle_timeout(model_number model, double /*now_s*/) override {
+  double idle_timeout(model_number model, double /*idle_since_s*/, double /*now_s*/) override {
     auto const& its = models_[model];
     if (its.is_unasked) {
       return its.window.keep_s;
@@ -289,12 +426,16 @@ class clairvoyant_keeping final : public keeping {
     }
   }
 
-  bool on_arrival(model_number model, double /*now_s*/) override {
+  admission on_arrival(model_number model, double /*now_s*/, std::uint64_t /*number*/) override {
     ++next_[model];
-    return true;
+    return {};
   }
 
-  double idle_timeout(model_number model, double now_s) override {
+  /// The one that is wanted last goes first.
+  double absence_loss(model_number model, double now_s) const override {
+    return 1.0 / std::max(1e-9, next_of(model) - now_s);
+  }
+  double idle_timeout(model_number model, double /*idle_since_s*/, double now_s) override {
     return next_of(model) - now_s > load_s(model) ? 0.0 : never;
   }
   std::optional<double> load_at(model_number model, double now_s) override {
@@ -346,7 +487,6 @@ keeping_kind parse_keeping(std::string const& description) {
   auto const colon = description.find(':');
   auto const name = description.substr(0, colon);
   auto const rest = colon == std::string::npos ? std::string{} : description.substr(colon + 1);
-  keeping_kind const plain{};
   if (name == "fixed" && !rest.empty()) {
     return {what::fixed, seconds_of(rest, description)};
   }
@@ -360,13 +500,15 @@ keeping_kind parse_keeping(std::string const& description) {
     return {what::sirius, seconds_of(rest.substr(0, slash), description),
             bytes_of(rest.substr(slash + 1), description)};
   }
-  if (name == "ours" && !rest.empty()) {
-    return {what::ours, 0.0, bytes_of(rest, description)};
+  if ((name == "ours" || name == "partial") && (colon == std::string::npos || !rest.empty())) {
+    keeping_kind made{what::ours};
+    made.resident_parts = name == "partial" ? most_parts : 1;
+    if (!rest.empty()) {
+      made.reserve_bytes = bytes_of(rest, description);
+    }
+    return made;
   }
   if (colon == std::string::npos) {
-    if (name == "ours") {
-      return plain;
-    }
     if (name == "always") {
       return {what::fixed, never};
     }
@@ -383,12 +525,11 @@ keeping_kind parse_keeping(std::string const& description) {
       return {what::clairvoyant};
     }
   }
-  throw error{
-      error_kind::invalid_argument,
-      fmt::format(
-          "there is no policy '{}'; there are ours, ours:1GiB, always, cold, fixed:60s, sirius, "
-          "sirius:5s/1GiB, wild and clairvoyant",
-          description)};
+  throw error{error_kind::invalid_argument,
+              fmt::format("there is no policy '{}'; there are ours, ours:1GiB, partial, "
+                          "partial:1GiB, always, cold, fixed:60s, sirius, "
+                          "sirius:5s/1GiB, wild and clairvoyant",
+                          description)};
 }
 
 std::unique_ptr<keeping> make_keeping(std::string const& description, keeping_inputs const& of) {

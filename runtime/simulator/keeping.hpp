@@ -4,12 +4,13 @@
 /// has passed, and whether a model is to be loaded before anybody asks for it. Models are numbers from 0 on.
 ///
 ///   auto const policy = make_keeping("fixed:60s", of);
-///   policy->idle_timeout(0, now_s);   // 60
+///   policy->idle_timeout(0, idle_since_s, now_s);   // 60
 ///
 /// | description | policy |
 /// |---|---|
 /// | `ours` | one `scheduler::model_controller` per model, and `scheduler::reserve` per device, as the server has them |
 /// | `ours:W` | the same with a reserve of that size, as `scheduler.reserve` in a policy file |
+/// | `partial`, `partial:W` | the same for a loader that can leave parts of a model's weights where they are, which no server has yet |
 /// | `fixed:T` | released after T without a request |
 /// | `always`, `cold` | never released; released at once |
 /// | `sirius`, `sirius:T/W` | idle for T (5 s): kept as reserve while that has at most 2W (1 GB); then the least asked for go until it has W |
@@ -46,8 +47,10 @@ struct keeping_inputs {
   trace const* requests = nullptr;  ///< looked at by the clairvoyant alone
   load_costs costs{};
   unsigned devices = 1;
-  std::uint64_t memory_bytes = 0;  ///< of a device's pool
-  bool refuse = false;             ///< `on_miss_predicted: reject`
+  std::vector<std::uint64_t> memory_bytes{};  ///< of each device's pool; the last holds for more
+  bool refuse = false;                        ///< `on_miss_predicted: reject`
+  unsigned parallel = 1;                      ///< as the device computes (simulation.hpp)
+  std::vector<double> slowdown{};
 };
 
 class keeping {
@@ -59,23 +62,43 @@ class keeping {
 
   /// Whether all models are there when the simulation begins.
   [[nodiscard]] virtual bool begins_warm() const { return false; }
-  /// Whether it is taken. Calls come in the order of time.
-  [[nodiscard]] virtual bool on_arrival(model_number /*model*/, double /*now_s*/) { return true; }
+  struct admission {
+    bool admitted = true;
+    bool is_retry = false;       ///< it has been refused before
+    double retry_after_s = 0.0;  ///< for who is refused
+  };
+  /// Whether it is taken. Calls come in the order of time. `number`: of the request, the same when it comes again.
+  [[nodiscard]] virtual admission on_arrival(model_number /*model*/, double /*now_s*/,
+                                             std::uint64_t /*number*/) {
+    return {};
+  }
+  /// `copied_share`: of its weights, what had not stayed.
   virtual void on_load(model_number /*model*/, double /*now_s*/, double /*load_s*/,
-                       double /*handover_s*/) {}
+                       double /*handover_s*/, double /*copied_share*/) {}
+  /// `response_s`: since it was admitted.
   virtual void on_answer(model_number /*model*/, double /*now_s*/, double /*service_s*/,
-                         double /*response_s*/) {}
+                         double /*response_s*/, bool /*is_retry*/) {}
   /// Seconds between ticks; 0: none.
   [[nodiscard]] virtual double tick_s() const { return 0.0; }
   virtual void tick(double /*now_s*/) {}
 
-  /// How long `model`, idle since some time, may stay so. May have changed after a tick.
-  [[nodiscard]] virtual double idle_timeout(model_number model, double now_s) = 0;
+  /// How long `model`, idle since then, may stay so. May have changed after a tick.
+  [[nodiscard]] virtual double idle_timeout(model_number model, double idle_since_s,
+                                            double now_s) = 0;
   /// Its time is over: adds those models that go now, of which it need not be one.
   virtual void on_idle_end(model_number model, std::vector<model_number>& go) {
     go.push_back(model);
   }
-  /// It has gone: when it is to be loaded unasked.
+  /// What of its weights stays when it goes. May have changed after a tick: where it is less, what is more goes as well.
+  [[nodiscard]] virtual double resident_share(model_number /*model*/) const { return 0.0; }
+  /// What it costs a second if the model is not there: the one with least goes first where another one needs its memory, and of those that
+  /// cost alike the longest idle one.
+  [[nodiscard]] virtual double absence_loss(model_number /*model*/, double /*now_s*/) const {
+    return 0.0;
+  }
+  /// It has gone for another one's sake, and nothing of it stays.
+  virtual void on_evicted(model_number /*model*/) {}
+  /// It has gone: when it is to be loaded unasked. May have changed after a tick.
   [[nodiscard]] virtual std::optional<double> load_at(model_number /*model*/, double /*now_s*/) {
     return std::nullopt;
   }
@@ -98,6 +121,7 @@ struct keeping_kind {
   what is = what::ours;
   double timeout_s = 0.0;                        ///< of `fixed` and `sirius`
   std::optional<std::uint64_t> reserve_bytes{};  ///< of `sirius`, and of `ours` if it is given
+  unsigned resident_parts = 1;  ///< of `ours`: what stays of a model is a number of them
 };
 
 /// Throws `invalid_argument` with what there is.

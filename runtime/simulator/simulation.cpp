@@ -4,23 +4,33 @@
 
 #include <algorithm>
 #include <cmath>
+#include <deque>
 #include <limits>
 #include <queue>
 
 #include "memhandover/base/error.hpp"
 #include "runtime/simulator/draws.hpp"
+#include "scheduler/eviction.hpp"
 
 namespace sluice::simulator {
 namespace {
 
 constexpr std::uint32_t nobody = std::numeric_limits<std::uint32_t>::max();
 
-enum class timed_event_kind : std::uint8_t { answer, loaded, released, idle_end, load, tick };
+enum class timed_event_kind : std::uint8_t {
+  answer,
+  loaded,
+  released,
+  idle_end,
+  load,
+  tick,
+  retry
+};
 
 struct timed_event {
   double at_s;
   std::uint64_t order;  ///< of those at the same time the first made comes first
-  std::uint32_t of;     ///< a device or a model
+  std::uint32_t of;     ///< a device, a model or a request
   std::uint32_t version;
   timed_event_kind kind;
 
@@ -36,6 +46,9 @@ struct request_on_way {
   std::uint64_t number;
   std::uint32_t model;
   std::uint32_t next;  ///< in its model's queue, or among free places
+  double sent_s;       ///< the last time
+  unsigned refusals = 0;
+  bool is_retry = false;  ///< as its policy sees it
 };
 
 enum class model_place : std::uint8_t { cold, loading, warm, releasing };
@@ -44,10 +57,13 @@ struct kept_state {
   double since = 0.0;  ///< idle, cold, or being loaded
   double handover_s = 0.0;
   double timer_end = never;  ///< when the idle timer ends
+  double load_at = never;    ///< when it is to be loaded unasked
+  double resident = 0.0;     ///< what is there of its weights while it is cold or being loaded
   std::uint32_t first = nobody, last = nobody;
   std::uint32_t running = 0;
   std::uint32_t timer = 0;  ///< version of the idle timer in force
   model_place is = model_place::cold;
+  bool waits_for_memory = false;  ///< cold, and its load has been asked for
 
   [[nodiscard]] bool is_idle() const {
     return is == model_place::warm && running == 0 && first == nobody;
@@ -68,6 +84,10 @@ struct computing_device {
   double updated_s = 0.0;
   double free_since = 0.0;
   std::uint32_t version = 0;
+  std::vector<model_number> models{};
+  std::uint64_t memory_bytes = 0;
+  std::uint64_t used_bytes = 0;        ///< by models, and what of them stays
+  std::deque<model_number> waiting{};  ///< for memory, to be loaded
 };
 
 class event_loop {
@@ -83,6 +103,12 @@ class event_loop {
         devices_(settings.devices) {
     check();
     outcome_.models.resize(models.size());
+    for (model_number m = 0; m < models.size(); ++m) {
+      devices_[models[m].device].models.push_back(m);
+    }
+    for (unsigned d = 0; d < devices_.size(); ++d) {
+      devices_[d].memory_bytes = memory_of(d);
+    }
   }
 
   simulation_outcome all() {
@@ -123,19 +149,32 @@ class event_loop {
       if (each.device >= settings_.devices || each.instances == 0) {
         refuse("a model has no device, or no instance");
       }
+      if (each.bytes > memory_of(each.device)) {
+        refuse(
+            fmt::format("a model of {} bytes is on a device of {} bytes; it must have room there",
+                        each.bytes, memory_of(each.device)));
+      }
     }
     if (!(settings_.release_s >= 0.0) || !(settings_.costs.bytes_per_s > 0.0)) {
       refuse("releases must take 0 s or more, and copies have a rate of more than 0");
     }
   }
 
+  [[nodiscard]] std::uint64_t memory_of(std::size_t device) const {
+    auto const& all = settings_.memory_bytes;
+    return all.empty() ? std::numeric_limits<std::uint64_t>::max()
+                       : all[std::min(device, all.size() - 1)];
+  }
+
   void begin() {
     for (model_number m = 0; m < states_.size(); ++m) {
-      if (policy_.begins_warm()) {
+      auto& device = devices_[models_[m].device];
+      if (policy_.begins_warm() && models_[m].bytes <= free_bytes(device)) {
+        device.used_bytes += models_[m].bytes;
         states_[m].is = model_place::warm;
         wait_for_idle_end(m);
-      } else if (auto const at = policy_.load_at(m, 0.0)) {
-        push(*at, timed_event_kind::load, m, 0);
+      } else {
+        plan_load(m);
       }
     }
   }
@@ -176,12 +215,17 @@ class event_loop {
         }
         return;
       case timed_event_kind::load:
-        if (states_[it.of].is == model_place::cold) {
-          begin_load(it.of);
+        if (states_[it.of].is == model_place::cold && states_[it.of].load_at == it.at_s &&
+            !states_[it.of].waits_for_memory &&
+            missing_bytes(it.of) <= free_bytes(devices_[models_[it.of].device])) {
+          begin_load(it.of);  // nobody leaves for one that nobody has asked for
         }
         return;
       case timed_event_kind::tick:
         tick();
+        return;
+      case timed_event_kind::retry:
+        send(it.of);
     }
   }
 
@@ -194,13 +238,15 @@ class event_loop {
     for (model_number m = 0; m < states_.size(); ++m) {  // timeouts may be others
       if (states_[m].is_idle()) {
         wait_for_idle_end(m);
+      } else if (states_[m].is == model_place::cold) {
+        leave_resident(m, std::min(states_[m].resident, policy_.resident_share(m)));
+        plan_load(m);
       }
     }
     push(now_ + policy_.tick_s(), timed_event_kind::tick, 0, 0);
   }
 
   void arrive(arriving const& what, std::uint64_t number) {
-    auto& state = states_[what.model];
     auto& counts = outcome_.models[what.model];
     bool const counted = what.at_s >= settings_.count_from_s;
     counts.requests += counted ? 1 : 0;
@@ -208,21 +254,46 @@ class event_loop {
       counts.predicted += *share;
       ++counts.predictions;
     }
-    if (!policy_.on_arrival(what.model, now_)) {
+    send(take_place({what.at_s, what.service_s, number, what.model, nobody, now_}));
+  }
+
+  /// For the first time, or again. Clients wait as long as they are told to, and up to a quarter more.
+  void send(std::uint32_t request) {
+    auto& it = flights_[request];
+    auto& state = states_[it.model];
+    auto& counts = outcome_.models[it.model];
+    bool const counted = it.at_s >= settings_.count_from_s;
+    it.sent_s = now_;
+    auto const answer = policy_.on_arrival(it.model, now_, it.number);
+    it.is_retry = answer.is_retry;
+    if (!answer.admitted && it.refusals < settings_.retries) {
+      ++it.refusals;
+      constexpr double longest_more = 0.25;
+      push(now_ + answer.retry_after_s * (1.0 + longest_more * random_.uniform()),
+           timed_event_kind::retry, request, 0);
+      return;
+    }
+    if (!answer.admitted) {
       counts.refused += counted ? 1 : 0;
+      leave_place(request);
       return;
     }
     counts.cold += counted && state.is != model_place::warm ? 1 : 0;
-    auto const request = take_place({what.at_s, what.service_s, number, what.model, nobody});
     bool const was_waiting = state.first != nobody;
     (was_waiting ? flights_[state.last].next : state.first) = request;
     state.last = request;
+    auto const model = it.model;
     if (state.is == model_place::cold) {
-      begin_load(what.model);
+      want_load(model);
     } else if (state.is == model_place::warm && !was_waiting) {
-      make_ready(what.model);
-      start(models_[what.model].device);
+      make_ready(model);
+      start(models_[model].device);
     }
+  }
+
+  void leave_place(std::uint32_t request) {
+    flights_[request].next = free_place_;
+    free_place_ = request;
   }
 
   std::uint32_t take_place(request_on_way const& what) {
@@ -303,15 +374,17 @@ class event_loop {
     auto const request = done->request;
     device.running.erase(done);
     auto const it = flights_[request];
-    flights_[request].next = free_place_;
-    free_place_ = request;
+    leave_place(request);
     count_answer(it);
     auto& state = states_[it.model];
     bool const was_full = state.running-- == models_[it.model].instances;
-    policy_.on_answer(it.model, now_, it.service_s, now_ - it.at_s);
+    policy_.on_answer(it.model, now_, it.service_s, now_ - it.sent_s, it.is_retry);
     if (state.is_idle()) {
       state.since = now_;
-      wait_for_idle_end(it.model);
+      load_those_that_wait(which);
+      if (state.is_idle()) {
+        wait_for_idle_end(it.model);
+      }
     } else if (was_full) {
       make_ready(it.model);
     }
@@ -338,7 +411,7 @@ class event_loop {
   /// Sets its timer to when its policy wants it to go by what it says now.
   void wait_for_idle_end(model_number model) {
     auto& state = states_[model];
-    double const end = state.since + policy_.idle_timeout(model, now_);
+    double const end = state.since + policy_.idle_timeout(model, state.since, now_);
     if (end == state.timer_end) {
       return;
     }
@@ -381,19 +454,135 @@ class event_loop {
     auto& state = states_[model];
     state.is = model_place::cold;
     state.since = now_;
-    auto const device = models_[model].device;
-    account_free();
-    policy_.give_free(device, models_[model].bytes);
+    state.resident = 1.0;
+    leave_resident(model, policy_.resident_share(model));
+    state.load_at = never;
     if (state.first != nobody) {
-      begin_load(model);  // somebody came during the release
-    } else if (auto const at = policy_.load_at(model, now_)) {
-      push(std::max(*at, now_), timed_event_kind::load, model, 0);
+      want_load(model);  // somebody came during the release
+    } else {
+      plan_load(model);
+    }
+    load_those_that_wait(models_[model].device);
+  }
+
+  /// Of a cold model, the rest goes.
+  void leave_resident(model_number model, double share) {
+    auto& state = states_[model];
+    if (share >= state.resident) {
+      return;
+    }
+    count_released(model, now_);
+    state.since = std::max(state.since, now_);
+    auto const before = bytes_of(model, state.resident);
+    state.resident = share;
+    account_free();
+    auto const left = before - bytes_of(model, share);
+    devices_[models_[model].device].used_bytes -= left;
+    policy_.give_free(models_[model].device, left);
+  }
+
+  [[nodiscard]] static std::uint64_t free_bytes(computing_device const& device) {
+    return device.memory_bytes - device.used_bytes;
+  }
+  [[nodiscard]] std::uint64_t missing_bytes(model_number model) const {
+    return models_[model].bytes - bytes_of(model, states_[model].resident);
+  }
+
+  /// Somebody waits for it.
+  void want_load(model_number model) {
+    if (!std::exchange(states_[model].waits_for_memory, true)) {
+      devices_[models_[model].device].waiting.push_back(model);
+      load_those_that_wait(models_[model].device);
+    }
+  }
+
+  /// In turn, as far as there is memory, or others may leave.
+  void load_those_that_wait(unsigned which) {
+    auto& device = devices_[which];
+    if (is_making_room_) {
+      return;
+    }
+    is_making_room_ = true;
+    while (!device.waiting.empty()) {
+      auto const model = device.waiting.front();
+      auto const missing = missing_bytes(model);
+      if (missing > free_bytes(device)) {
+        make_room(device, model, missing - free_bytes(device));
+      }
+      if (missing > free_bytes(device)) {
+        break;  // until somebody has become idle, or has gone
+      }
+      device.waiting.pop_front();
+      states_[model].waits_for_memory = false;
+      begin_load(model);
+    }
+    is_making_room_ = false;
+  }
+
+  /// Idle models leave, and if they are not enough what stays of those that have gone as well; none if all are not enough.
+  void make_room(computing_device const& device, model_number for_model, std::uint64_t bytes) {
+    if (!evict_some(device, for_model, bytes, true)) {
+      evict_some(device, for_model, bytes, false);
+    }
+  }
+
+  bool evict_some(computing_device const& device, model_number for_model, std::uint64_t bytes,
+                  bool parts_stay) {
+    std::vector<scheduler::resident_model> there;
+    std::vector<model_number> which;
+    for (auto const m : device.models) {
+      auto const& state = states_[m];
+      bool const is_part = state.is == model_place::cold && state.resident > 0.0;
+      if (m == for_model || !(state.is_idle() || (is_part && !parts_stay))) {
+        continue;
+      }
+      double const share = is_part      ? state.resident
+                           : parts_stay ? 1.0 - policy_.resident_share(m)
+                                        : 1.0;
+      there.push_back({.bytes = bytes_of(m, share),
+                       .loss_per_s = share * policy_.absence_loss(m, now_),
+                       .idle = scheduler::seconds{now_ - state.since}});
+      which.push_back(m);
+    }
+    auto const chosen = scheduler::models_to_release(there, bytes);
+    for (auto const place : chosen) {
+      evict(which[place], parts_stay);
+    }
+    return !chosen.empty();
+  }
+
+  void evict(model_number model, bool parts_stay) {
+    if (states_[model].is_idle()) {
+      release(model);
+    }
+    if (!parts_stay && states_[model].is == model_place::cold) {
+      leave_resident(model, 0.0);
+    }
+    policy_.on_evicted(model);
+  }
+
+  [[nodiscard]] std::uint64_t bytes_of(model_number model, double share) const {
+    return static_cast<std::uint64_t>(share * static_cast<double>(models_[model].bytes));
+  }
+
+  /// By what its policy says now.
+  void plan_load(model_number model) {
+    auto& state = states_[model];
+    auto const at = policy_.load_at(model, now_);
+    double const when = at ? std::max(*at, now_) : never;
+    if (when == state.load_at) {
+      return;
+    }
+    state.load_at = when;
+    if (when < never) {
+      push(when, timed_event_kind::load, model, 0);
     }
   }
 
   void begin_load(model_number model) {
     auto& state = states_[model];
-    auto const bytes = models_[model].bytes;
+    auto const bytes = missing_bytes(model);
+    devices_[models_[model].device].used_bytes += bytes;
     state.is = model_place::loading;
     count_released(model, now_);
     state.since = now_;
@@ -410,21 +599,25 @@ class event_loop {
   void become_warm(model_number model) {
     auto& state = states_[model];
     state.is = model_place::warm;
-    policy_.on_load(model, now_, now_ - state.since, state.handover_s);
+    policy_.on_load(model, now_, now_ - state.since, state.handover_s, 1.0 - state.resident);
     if (state.first != nobody) {
       make_ready(model);
       start(models_[model].device);
     } else {  // nobody has come yet
       state.since = now_;
-      wait_for_idle_end(model);
+      load_those_that_wait(models_[model].device);
+      if (state.is_idle()) {
+        wait_for_idle_end(model);
+      }
     }
   }
 
   void count_released(model_number model, double end_s) {
     double const since = std::max(states_[model].since, settings_.count_from_s);
     double const length = std::max(0.0, std::min(end_s, account_end_) - since);
-    outcome_.models[model].released_s += length;
-    outcome_.released_byte_s += length * static_cast<double>(models_[model].bytes);
+    double const gone = 1.0 - states_[model].resident;
+    outcome_.models[model].released_s += length * gone;
+    outcome_.released_byte_s += length * gone * static_cast<double>(models_[model].bytes);
   }
 
   /// What was kept free since the last time was not training's.
@@ -468,6 +661,7 @@ class event_loop {
   double now_ = 0.0;
   double account_end_ = never;
   bool arrivals_left_ = true;
+  bool is_making_room_ = false;
   simulation_outcome outcome_;
 };
 
@@ -495,20 +689,25 @@ double time_histogram::quantile(double share) const {
   return 0.0;
 }
 
+model_outcome& model_outcome::operator+=(model_outcome const& more) {
+  requests += more.requests;
+  refused += more.refused;
+  answered += more.answered;
+  within += more.within;
+  cold += more.cold;
+  loads += more.loads;
+  waits_s += more.waits_s;
+  responses_s += more.responses_s;
+  released_s += more.released_s;
+  predicted += more.predicted;
+  predictions += more.predictions;
+  return *this;
+}
+
 model_outcome simulation_outcome::all() const {
   model_outcome sum;
   for (auto const& each : models) {
-    sum.requests += each.requests;
-    sum.refused += each.refused;
-    sum.answered += each.answered;
-    sum.within += each.within;
-    sum.cold += each.cold;
-    sum.loads += each.loads;
-    sum.waits_s += each.waits_s;
-    sum.responses_s += each.responses_s;
-    sum.released_s += each.released_s;
-    sum.predicted += each.predicted;
-    sum.predictions += each.predictions;
+    sum += each;
   }
   return sum;
 }

@@ -2,7 +2,8 @@
 ///
 /// A device computes up to `parallel` requests at once, of each model as many as it has instances, in the order of their arrival
 /// among models that are there; of n at once each takes slowdown[n − 1] times as long. A request for a model that is not there
-/// begins its load, which takes none of the computing; other models' requests go before it. Models of a device all fit in its memory.
+/// begins its load, which takes none of the computing; other models' requests go before it. Where a device has not the memory for it, idle
+/// models leave, those first whose absence costs least as its policy says; as long as they are not enough the load waits for its turn.
 ///
 ///   states of a model:  cold ──► loading ──► warm ──► releasing ──► cold
 ///
@@ -29,8 +30,11 @@ struct simulation_settings {
   unsigned parallel = 1;
   std::vector<double> slowdown{};  ///< the last holds for more at once; empty: none
   load_costs costs{};
+  std::vector<std::uint64_t>
+      memory_bytes{};         ///< of each device; the last holds for more; empty: enough
   double release_s = 0.0;     ///< a release takes so long, and cannot be taken back
   double count_from_s = 0.0;  ///< what arrives before is computed, and counts for nothing
+  unsigned retries = 0;       ///< who is refused sends the same again up to so many times
   std::uint64_t seed = 1;
   std::function<void(double share)> progress{};  ///< called now and then
 };
@@ -51,7 +55,7 @@ class time_histogram {
 /// Of one model.
 struct model_outcome {
   std::uint64_t requests = 0;  ///< those refused among them
-  std::uint64_t refused = 0;
+  std::uint64_t refused = 0;   ///< as often as their clients tried
   std::uint64_t answered = 0;
   std::uint64_t within = 0;
   std::uint64_t cold = 0;  ///< came when it was not there
@@ -59,9 +63,11 @@ struct model_outcome {
   double waits_s =
       0.0;  ///< sum over answers; a wait is a response without what it would have taken alone
   double responses_s = 0.0;  ///< the same of responses
-  double released_s = 0.0;
-  double predicted = 0.0;  ///< sum over requests of what the policy predicted then
+  double released_s = 0.0;   ///< a second in which a part is there counts for the rest
+  double predicted = 0.0;    ///< sum over requests of what the policy predicted then
   std::uint64_t predictions = 0;
+
+  model_outcome& operator+=(model_outcome const& more);
 };
 
 struct simulation_outcome {

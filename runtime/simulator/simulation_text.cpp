@@ -2,9 +2,9 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <optional>
-#include <string_view>
+
+#include "runtime/simulator/cells.hpp"
 
 namespace sluice::simulator {
 namespace {
@@ -48,30 +48,18 @@ std::vector<std::string> cells_of(simulation_row const& row) {
                                    : "-"};
 }
 
-std::string quoted_if_needed(std::string const& name) {
-  if (name.find_first_of(",\"\n") == std::string::npos) {
-    return name;
-  }
-  std::string quoted = "\"";
-  for (char const each : name) {
-    quoted += each == '"' ? std::string(2, '"') : std::string(1, each);
-  }
-  return quoted + '"';
-}
-
 void add_line(std::string& to, simulation_row const& row, std::string const& model,
               model_outcome const& seen, double released_share,
               std::optional<double> predicted_wait_s) {
   auto const optional_number = [](std::optional<double> value) {
     return value ? fmt::format("{:.9g}", *value) : std::string{};
   };
-  to += fmt::format(
-      "{},{},{},{},{},{},{},{:.9g},{},{:.9g},{:.9g},{},{:.9g},{}\n", quoted_if_needed(row.policy),
-      quoted_if_needed(model), seen.requests, seen.refused, seen.within, seen.cold, seen.loads,
-      ratio(static_cast<double>(seen.within), seen.requests),
-      optional_number(predicted_share(seen, row.before)), ratio(seen.waits_s, seen.answered),
-      ratio(seen.responses_s, seen.answered), optional_number(predicted_wait_s), released_share,
-      quoted_if_needed(row.before.by));
+  to += fmt::format("{},{},{},{},{},{},{},{:.9g},{},{:.9g},{:.9g},{},{:.9g},{}\n",
+                    csv_cell(row.policy), csv_cell(model), seen.requests, seen.refused, seen.within,
+                    seen.cold, seen.loads, ratio(static_cast<double>(seen.within), seen.requests),
+                    optional_number(predicted_share(seen, row.before)),
+                    ratio(seen.waits_s, seen.answered), ratio(seen.responses_s, seen.answered),
+                    optional_number(predicted_wait_s), released_share, csv_cell(row.before.by));
 }
 
 }  // namespace
@@ -83,23 +71,7 @@ std::string table_of(std::vector<simulation_row> const& rows) {
   for (auto const& row : rows) {
     lines.push_back(cells_of(row));
   }
-  std::vector<std::size_t> widths(lines.front().size());
-  for (auto const& line : lines) {
-    for (std::size_t i = 0; i < line.size(); ++i) {
-      widths[i] = std::max(widths[i], line[i].size());
-    }
-  }
-  std::string text;
-  for (auto const& line : lines) {
-    for (std::size_t i = 0; i < line.size(); ++i) {
-      bool const is_name = i == 0 || i + 1 == line.size();
-      text += i == 0 ? "" : "  ";
-      text += is_name ? fmt::format("{:<{}}", line[i], i == 0 ? widths[i] : 0)
-                      : fmt::format("{:>{}}", line[i], widths[i]);
-    }
-    text += '\n';
-  }
-  return text;
+  return aligned(lines, {0, lines.front().size() - 1});
 }
 
 std::string csv_of(std::vector<simulation_row> const& rows,

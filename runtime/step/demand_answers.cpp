@@ -98,10 +98,7 @@ void demand_answers::obey_operator(memhandover::tenant_client& client) {
           [this, &demanded, before = demanded.load()] {
             return parking_->has_order() && demanded.load() == before;
           },
-      .give =
-          [&client](std::uint32_t chunk) {
-            client.release({&chunk, 1});
-          },
+      .give = [&client](std::span<std::uint32_t const> chunks) { client.release(chunks); },
       .from_operator = true};
   auto const given = give_up(wanted);
   client.release(given.chunks);
@@ -178,11 +175,11 @@ void demand_answers::take_for(memhandover::demand const& wanted, lock_type& lock
 void demand_answers::park_rest(memhandover::demand const& wanted, lock_type& lock,
                                memhandover::demand_answer const& answer) {
   auto const missing = still_missing(wanted.chunks, answer.chunks);
-  if (parking_ == nullptr || (missing == 0 && !wanted.from_operator)) {
+  if (parking_ == nullptr || !wanted.may_park || (missing == 0 && !wanted.from_operator)) {
     return;
   }
   unlocked const meanwhile{lock};
-  parking_->take(wanted, missing);
+  parking_->take(wanted, missing, answer.chunks);
 }
 
 /// Unless it is closed for what is parked.

@@ -16,15 +16,10 @@ bool on_pool_device(process_state const& state, int device) {
   return state.memory != nullptr && device == state.device;
 }
 
-int driver_mem_alloc(int device, std::uint64_t* address, std::size_t bytes) {
-  auto* const state = sharing();
-  if (state == nullptr || !on_pool_device(*state, device)) {
-    return SLUICE_ALLOC_NOT_OURS;
-  }
-  std::byte* where = nullptr;
-  switch (guarded([&] { where = state->memory->allocate_persistent(bytes); })) {
+/// What the gate answers to what the pool did, whose shortages are said once.
+int alloc_status_of(int status) {
+  switch (status) {
     case SLUICE_OK:
-      *address = reinterpret_cast<std::uint64_t>(where);
       return SLUICE_ALLOC_OK;
     case SLUICE_OUT_OF_MEMORY:
       if (says_shortages.exchange(false)) {
@@ -34,6 +29,20 @@ int driver_mem_alloc(int device, std::uint64_t* address, std::size_t bytes) {
     default:
       return SLUICE_ALLOC_NOT_OURS;
   }
+}
+
+int driver_mem_alloc(int device, std::uint64_t* address, std::size_t bytes) {
+  auto* const state = sharing();
+  if (state == nullptr || !on_pool_device(*state, device)) {
+    return SLUICE_ALLOC_NOT_OURS;
+  }
+  std::byte* where = nullptr;
+  int const status =
+      alloc_status_of(guarded([&] { where = state->memory->allocate_persistent(bytes); }));
+  if (status == SLUICE_ALLOC_OK) {
+    *address = reinterpret_cast<std::uint64_t>(where);
+  }
+  return status;
 }
 
 int driver_mem_free(std::uint64_t address) {
@@ -92,6 +101,35 @@ void driver_launch_held(char const* call, std::int64_t since_ns) {
   }
 }
 
+int driver_piece_make(int device, std::uint64_t* piece, std::size_t bytes) {
+  auto* const state = sharing();
+  if (state == nullptr || !on_pool_device(*state, device)) {
+    return SLUICE_ALLOC_NOT_OURS;
+  }
+  return alloc_status_of(guarded([&] { *piece = state->memory->make_piece(bytes); }));
+}
+
+int driver_piece_move(std::uint64_t piece, std::uint64_t address) {
+  auto* const state = sharing();
+  auto* const to = reinterpret_cast<std::byte*>(address);
+  return state != nullptr && guarded([&] { state->memory->move_piece(piece, to); }) == SLUICE_OK
+             ? SLUICE_ALLOC_OK
+             : SLUICE_ALLOC_NOT_OURS;
+}
+
+void driver_piece_free(std::uint64_t piece) {
+  if (auto* const state = sharing(); state != nullptr) {
+    (void)guarded([&] { state->memory->free_piece(piece); });
+  }
+}
+
+std::size_t driver_chunk_bytes(int device) {
+  auto* const state = sharing();
+  return state != nullptr && on_pool_device(*state, device)
+             ? state->memory->client().view().shape().chunk_bytes
+             : 0;
+}
+
 constexpr sluice_runtime_api driver_table{sizeof(sluice_runtime_api),
                                           driver_mem_alloc,
                                           driver_mem_free,
@@ -100,7 +138,11 @@ constexpr sluice_runtime_api driver_table{sizeof(sluice_runtime_api),
                                           driver_holds,
                                           driver_micro_batch_dropped,
                                           driver_launch_wanted,
-                                          driver_launch_held};
+                                          driver_launch_held,
+                                          driver_piece_make,
+                                          driver_piece_move,
+                                          driver_piece_free,
+                                          driver_chunk_bytes};
 
 }  // namespace
 }  // namespace sluice::step
@@ -139,10 +181,12 @@ SLUICE_EXPORT sluice_runtime_api const* sluice_runtime_attach(sluice_gate_api co
     gate->set_deferred(environment_says("SLUICE_SUBMISSION", "direct", "deferred") ? 0 : 1);
     auto const& client = state->memory->client();
     auto& asked_by_server = client.view().header();
-    gate->set_pause_word(
-        reinterpret_cast<std::uint64_t const volatile*>(&asked_by_server.pause_until_ns));
-    gate->set_announcement_word(
-        reinterpret_cast<std::uint64_t const volatile*>(&asked_by_server.announced_until_ns));
+    if (!is_engine(*state)) {
+      gate->set_pause_word(
+          reinterpret_cast<std::uint64_t const volatile*>(&asked_by_server.pause_until_ns));
+      gate->set_announcement_word(
+          reinterpret_cast<std::uint64_t const volatile*>(&asked_by_server.announced_until_ns));
+    }
     gate->set_demand_word(reinterpret_cast<std::uint64_t const volatile*>(
         &client.view().controls()[client.slot()].demand));
     share(std::move(state));

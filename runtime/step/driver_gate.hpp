@@ -62,9 +62,9 @@ class driver_gate final : public launch_gate {
       others->run_again();
     }
   }
-  [[nodiscard]] bool has_communicators() const override {
+  [[nodiscard]] bool others_may_wait() const override {
     auto const* const others = table_.agreement();
-    return others != nullptr && others->has_communicators() != 0;
+    return others != nullptr && others->others_may_wait() != 0;
   }
   [[nodiscard]] std::int64_t unit_ended_ns() const override { return table_.unit_ended(); }
   [[nodiscard]] std::int64_t demand_seen_ns() const override { return table_.demand_seen(); }

@@ -56,11 +56,21 @@ class turn_to_join {
   }
 };
 
-/// A compute pause holds the thread here.
+/// A compute pause holds the thread here, unless it is an engine's.
 void await_pause_end(process_state const& state) {
+  if (state.work) {
+    return;
+  }
   while (is_held(state)) {
     timespec const slice{0, 50'000};
     ::nanosleep(&slice, nullptr);
+  }
+}
+
+void begin_operator(process_state& state) {
+  state.memory->operators().operator_begin(here.uses);
+  if (state.operators_watch != nullptr) {
+    state.operators_watch->operator_begins();
   }
 }
 
@@ -81,7 +91,7 @@ void leave_operator(process_state& state) {
 
 void come_back_to_operator(process_state& state) {
   if (here.counted && !makes_granted) {
-    state.memory->operators().operator_begin(here.uses);
+    begin_operator(state);
   }
 }
 
@@ -174,7 +184,7 @@ void sluice_host_operator_begin(void) {
   }
   await_pause_end(*state);
   here.uses = thread_in_arena ? operator_memory::arena : operator_memory::lasting;
-  state->memory->operators().operator_begin(here.uses);
+  begin_operator(*state);
   here.counted = true;
 }
 

@@ -13,6 +13,7 @@
 #include "memhandover/base/bytes.hpp"
 #include "memhandover/ledger/client_entries.hpp"
 #include "memhandover/ledger/pool_account.hpp"
+#include "memhandover/ledger/promised_chunks.hpp"
 
 namespace sluice::step {
 namespace {
@@ -174,7 +175,8 @@ bool job_parking::is_held() const noexcept {
 }
 
 bool job_parking::has_order() const {
-  return parking_ != nullptr && !obeyed_ && is_held() && monotonic_ns() >= obey_again_at_ns_;
+  return parking_ != nullptr && !leaving_.load() && !obeyed_ && is_held() &&
+         monotonic_ns() >= obey_again_at_ns_;
 }
 
 /// What was held because of the order wants to come back, as ever.
@@ -213,6 +215,11 @@ void job_parking::stop(lock_type& lock) {
   changed_.wait(lock, [this] { return !busy_; });
 }
 
+void job_parking::leave() noexcept {
+  leaving_.store(true);
+  wanted_.store(false);
+}
+
 /// While it lives the spaces do, too, unless all has been stopped.
 class job_parking::piece_of_work {
  public:
@@ -242,6 +249,9 @@ std::optional<milliseconds> job_parking::advance() {
     return std::nullopt;
   }
   if (!is_ready_) {
+    if (leaving_.load()) {
+      return std::nullopt;
+    }
     if (auto const next = on_gpu() ? pinned_.advance() : std::nullopt) {
       return next;
     }
@@ -250,6 +260,9 @@ std::optional<milliseconds> job_parking::advance() {
   }
   if (!is_resident() && parking_->touched()) {
     wanted_.store(true);
+  }
+  if (leaving_.load() && !wanted_.load()) {
+    return on_gpu() ? look_at_copies : look_for_chunks;
   }
   hear_of_waking();
   bool const is_held_back = is_held();
@@ -289,7 +302,7 @@ void job_parking::make_ready() {
 /// What a demand could have beyond what nothing needs.
 void job_parking::show_parkable() {
   auto const* const copies = of_.client.copies();  // none where the broker has refused them
-  bool const others_wait = of_.gate.has_communicators();
+  bool const others_wait = of_.gate.others_may_wait();
   bool const has_failed = parking_ != nullptr && parking_->disk_fault() != 0;
   auto const counted =
       parking_ != nullptr && copies != nullptr && !others_wait
@@ -306,13 +319,14 @@ void job_parking::show_parkable() {
   of_.spaces.set_parkable(slots);
 }
 
-void job_parking::take(memhandover::demand const& wanted, std::uint32_t count) {
+void job_parking::take(memhandover::demand const& wanted, std::uint32_t count,
+                       std::span<std::uint32_t const> given) {
   piece_of_work const piece{*this};
   auto const return_by =
       of_.longest_absence ? std::optional{clock::now() + *of_.longest_absence} : std::nullopt;
   follow_rules();
   // An operator is obeyed whatever else is agreed on.
-  if (!piece.may_go_on() || parking_ == nullptr || of_.gate.has_communicators() ||
+  if (!piece.may_go_on() || leaving_.load() || parking_ == nullptr || of_.gate.others_may_wait() ||
       !(wanted.from_operator || may_be_parked(return_by))) {
     return;
   }
@@ -381,12 +395,18 @@ void job_parking::take(memhandover::demand const& wanted, std::uint32_t count) {
     mailbox.park_idle_ns.store(idle_ns, std::memory_order_release);
     parking_->take(
         spaces, count,
-        [&](std::uint32_t chunk) {
-          mailbox.park_chunks.fetch_add(1);
-          mailbox.parked_chunks.fetch_add(1);  // before the writer can grant it to another tenant
-          wanted.give(chunk);
+        [&](std::span<std::uint32_t const> chunks) {
+          auto const some = static_cast<std::uint32_t>(chunks.size());
+          mailbox.park_chunks.fetch_add(some);
+          mailbox.parked_chunks.fetch_add(some);  // before the writer can grant them to others
+          wanted.give(chunks);
         },
-        wanted.stands);
+        wanted.stands,
+        [&](std::span<std::uint32_t const> chosen) {
+          std::vector<std::uint32_t> all{given.begin(), given.end()};
+          all.insert(all.end(), chosen.begin(), chosen.end());
+          memhandover::promise(of_.client.view(), of_.client.slot(), wanted.number, all);
+        });
     obeyed_ = obeyed_ || (wanted.from_operator && wanted.stands());
   } catch (...) {
     note();

@@ -14,8 +14,8 @@
 ///
 ///   auto const parking = std::make_shared<job_parking>(parts);
 ///   client.meanwhile([parking] { return parking->advance(); });
-///   parking->take(wanted, 12);   // what nothing else has given to a demand
-///   parking->want();             // a launch is held
+///   parking->take(wanted, 12, given);  // what nothing else has given to a demand
+///   parking->want();                   // a launch is held
 ///
 /// Thread-safety: `take`, `has_order` and `advance` from the control thread, `want`, `note_held` and `is_resident` from any;
 /// the rest with the lock.
@@ -74,10 +74,11 @@ class job_parking {
   [[nodiscard]] bool has_order() const;
 
   /// Closes the gate and gives up to `count` chunks, each when its contents are in host memory. Fewer where the device does
-  /// not come to rest, where there are too few slots, and as soon as the demand does not stand any more. Without
-  /// the lock. For an operator the job is away from then on, whether anything had to be parked or not. Throws as
+  /// not come to rest, where there are too few slots, and as soon as the demand does not stand any more. `given`: what the demand will
+  /// have besides. Without the lock. For an operator the job is away from then on, whether anything had to be parked or not. Throws as
   /// `tenant_parking::take`.
-  void take(memhandover::demand const& wanted, std::uint32_t count);
+  void take(memhandover::demand const& wanted, std::uint32_t count,
+            std::span<std::uint32_t const> given);
   /// A piece of what is to be done beside demands: pins host memory, and brings the job back if somebody waits for it. When
   /// to come again. Without the lock.
   [[nodiscard]] std::optional<std::chrono::milliseconds> advance();
@@ -87,6 +88,8 @@ class job_parking {
   void await_resident(lock_type& lock);
   /// From now on nothing is taken and nothing comes back.
   void stop(lock_type& lock);
+  /// From now on nothing is taken, and what is away comes back for those alone who want it from now on.
+  void leave() noexcept;
 
  private:
   using clock = std::chrono::steady_clock;
@@ -119,6 +122,7 @@ class job_parking {
   std::unique_ptr<memhandover::tenant_parking> parking_;  ///< once all host memory is pinned
   std::atomic<bool> resident_{true};
   std::atomic<bool> wanted_{false};
+  std::atomic<bool> leaving_{false};
   /// When who is held longest began to wait, and in what; 0: nobody is.
   std::atomic<std::int64_t> held_since_ns_{0};
   std::atomic<char const*> held_in_{nullptr};

@@ -48,7 +48,7 @@ class launch_gate {
     return true;
   }
   virtual void run_again() {}
-  [[nodiscard]] virtual bool has_communicators() const { return false; }
+  [[nodiscard]] virtual bool others_may_wait() const { return false; }
   /// When the unit that was executing as the gate was closed had ended; 0 if that is not known.
   [[nodiscard]] virtual std::int64_t unit_ended_ns() const { return 0; }
   /// When a launching thread first saw the demand that is being answered; 0 if none did.

@@ -60,6 +60,11 @@ class operator_gate final : public launch_gate {
   void set_parked(bool parked) override;
   [[nodiscard]] std::int64_t unit_ended_ns() const override { return ended_ns_.load(); }
 
+  /// Whether an operator is running, or about to.
+  [[nodiscard]] bool any_runs() const noexcept {
+    return in_arena_.load() != 0 || elsewhere_.load() != 0;
+  }
+
   // What Python does between two operators is not stopped, and there is nothing to be dropped.
   void abort_begin() override {}
   void abort_end() override {}

@@ -53,6 +53,14 @@ void after_fork_in_child() {
   in_child.store(true);
 }
 
+/// Handlers of exit(3) run in the order opposite to that in which they were registered, and the driver's was before: as it goes down,
+/// whoever is within it may crash.
+void leave_at_exit() {
+  if (auto* const state = sharing()) {
+    state->memory->leave();
+  }
+}
+
 /// If a server has come: waits for a moment until this process is as far as the other ranks.
 void resolve_with_others(process_state const& state) {
   constexpr std::chrono::nanoseconds moment = std::chrono::milliseconds{2};
@@ -104,6 +112,8 @@ void log_refusal(process_state& state) {
   state.refused_logged = refused;
   auto const shape = client.view().shape();
   auto const kept = client.mailbox().kept_chunks.load();
+  auto const least =
+      standing_of(client.view().clients()[client.slot()], shape.chunk_count).least_chunks;
   say("the inference server wants " + format_bytes(refused * shape.chunk_bytes) +
       " of the pool's " + format_bytes(shape.bytes()) +
       " at once, which cannot be had while training runs: this job keeps " +
@@ -111,7 +121,27 @@ void log_refusal(process_state& state) {
       " (parameters, gradients, optimizer state, data) whatever is demanded. Its requests are "
       "refused, and nothing is "
       "taken from training for them. A larger pool would help (--memory of `sluice run`, "
-      "pool.memory of the policy)");
+      "pool.memory of the policy)" +
+      (least == 0 ? std::string{}
+                  : ", or a smaller minimum of this job (--min-memory), now " +
+                        format_bytes(least * shape.chunk_bytes)));
+}
+
+/// From now on the server is told when this process has its device compute.
+void report_work(process_state& state) {
+  if (state.gate_table == nullptr) {
+    state.operators_watch = new operator_watch{*state.work, state.memory->operators()};
+    return;
+  }
+  static sluice_launch_watcher const watcher{
+      sizeof(sluice_launch_watcher), state.work.get(),
+      [](void* of) { static_cast<memhandover::work_report*>(of)->begins(); },
+      [](void* of, int waited) {
+        static_cast<memhandover::work_report*>(of)->drained(waited != 0);
+      }};
+  if (state.gate_table->watch_launches(&watcher) != 0) {
+    say("training is not held while this engine computes");
+  }
 }
 
 }  // namespace
@@ -136,8 +166,16 @@ void refuse_child() {
 
 void share(std::unique_ptr<process_state> state) {
   static std::once_flag once;
-  std::call_once(once,
-                 [] { ::pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child); });
+  std::call_once(once, [] {
+    ::pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
+    std::atexit(leave_at_exit);
+  });
+  if (is_engine(*state)) {
+    auto const& client = state->memory->client();
+    state->work =
+        std::make_unique<memhandover::work_report>(client.mailbox(), client.files().doorbell.get());
+    report_work(*state);
+  }
   auto* const kept = state.release();
   shared_state.store(kept, std::memory_order_release);
   if (environment_says("SLUICE_CONTROL_THREAD", "awake", "asleep")) {
@@ -147,6 +185,9 @@ void share(std::unique_ptr<process_state> state) {
   kept->memory->client().watch(
       [kept] {
         bound_run_ahead(*kept);
+        if (kept->work) {
+          kept->work->renew();
+        }
         resolve_with_others(*kept);
         publish_long_units(*kept);
         log_refusal(*kept);
@@ -155,7 +196,14 @@ void share(std::unique_ptr<process_state> state) {
       look_every);
 }
 
+bool is_engine(process_state const& state) noexcept {
+  return state.memory->kind() == memhandover::client_kind::engine;
+}
+
 void bound_run_ahead(process_state& state) {
+  if (is_engine(state)) {
+    return;
+  }
   static auto const own = run_ahead_of_job(environment("SLUICE_RUN_AHEAD_US"));
   auto const& client = state.memory->client();
   auto const wanted = choose_run_ahead(client.view().header(), own);
@@ -186,6 +234,10 @@ training_memory::options options_of_job(char const* backend) {
   options.kind = environment_says("SLUICE_ROLE", "engine", "training")
                      ? memhandover::client_kind::engine
                      : memhandover::client_kind::training;
+  if (options.kind == memhandover::client_kind::training) {
+    options.wish =
+        memhandover::job_wish_in(environment("SLUICE_PRIORITY"), environment("SLUICE_MIN_MEMORY"));
+  }
   options.name = name.empty() ? memhandover::traits_of(options.kind).name : name;
   set_parking(options);
   return options;

@@ -12,11 +12,13 @@
 #include "abi/gate_api.h"
 #include "abi/step_api.h"
 #include "memhandover/base/error.hpp"
+#include "memhandover/client/work_report.hpp"
 #include "memhandover/device/cuda_driver.hpp"
 #include "runtime/step/driver_gate.hpp"
+#include "runtime/step/operator_watch.hpp"
 #include "runtime/step/rank_agreement.hpp"
 #include "runtime/step/training_memory.hpp"
-#include "scheduler/batch_planner.hpp"
+#include "scheduler/recomputation.hpp"
 
 namespace sluice::step {
 
@@ -30,11 +32,13 @@ struct process_state {
   std::unique_ptr<driver_gate> gate;
   std::shared_ptr<memhandover::cuda_driver const> driver;
   std::unique_ptr<training_memory> memory;
-  std::atomic<rank_agreement*> ranks{nullptr};  ///< of the host; stays once it is there
-  std::atomic<bool> makes_granted{false};       ///< what other ranks have agreed to
+  std::atomic<rank_agreement*> ranks{nullptr};     ///< of the host; stays once it is there
+  std::atomic<bool> makes_granted{false};          ///< what other ranks have agreed to
+  std::unique_ptr<memhandover::work_report> work;  ///< of an engine
+  operator_watch* operators_watch = nullptr;       ///< of one on the host
   std::mutex planner_mutex;
   std::uint64_t kept_when_planned = 0;  ///< bytes of the pool; guarded by `planner_mutex`
-  std::unique_ptr<scheduler::batch_planner> planner;
+  std::unique_ptr<scheduler::recomputing_planner> planner;
   std::mutex run_ahead_mutex;
   std::chrono::nanoseconds run_ahead{};  ///< as the gate has it; guarded by run_ahead_mutex
   std::uint32_t refused_logged = 0;      ///< of the control thread alone
@@ -51,6 +55,9 @@ void share(std::unique_ptr<process_state> state);
 
 /// A short queue on the device is what makes a pause short: follows the server's wish and the job's.
 void bound_run_ahead(process_state& state);
+
+/// An engine is no job: the server's work holds it as little as its own; rather training is held for what it has the device do.
+[[nodiscard]] bool is_engine(process_state const& state) noexcept;
 
 /// What the environment says of this job: its broker and its name. Sets up logging before anything of ours can log,
 /// because standard output belongs to the user's program.

@@ -88,9 +88,50 @@ std::uint64_t training_memory::starved_in(std::size_t bytes) const {
 
 std::byte* training_memory::allocate_persistent(std::size_t bytes) {
   std::unique_lock lock{mutex_};
+  return allocate_lasting(nullptr, bytes, lock);
+}
+
+training_memory::space_id training_memory::make_piece(std::size_t bytes) {
+  std::unique_lock lock{mutex_};
+  await_all_there(lock);
+  auto& piece = spaces_->begin_piece(bytes);
+  try {
+    (void)allocate_lasting(&piece, bytes, lock);
+  } catch (...) {
+    await_all_there(lock);
+    spaces_->end_piece(piece);
+    throw;
+  }
+  return reinterpret_cast<space_id>(&piece);
+}
+
+void training_memory::move_piece(space_id piece, std::byte* to) {
+  std::unique_lock lock{mutex_};
+  await_all_there(lock);
+  reinterpret_cast<space*>(piece)->move_to(to);
+}
+
+void training_memory::free_piece(space_id piece) {
+  std::unique_lock lock{mutex_};
+  await_all_there(lock);
+  spaces_->end_piece(*reinterpret_cast<space*>(piece));
+}
+
+/// From then on, as long as the lock is held, nothing is parked.
+void training_memory::await_all_there(std::unique_lock<std::mutex>& lock) {
+  if (parking_ != nullptr) {
+    parking_->await_resident(lock);
+  }
+}
+
+/// In persistent memory, or in a piece.
+std::byte* training_memory::allocate_lasting(space* piece, std::size_t bytes,
+                                             std::unique_lock<std::mutex>& lock) {
   std::optional<shortage_wait> wait;
   for (;;) {
-    if (auto* const address = spaces_->allocate_persistent(bytes)) {
+    auto& where = piece != nullptr ? *piece : spaces_->persistent();
+    if (auto* const address = piece != nullptr ? spaces_->allocate_piece(where, bytes)
+                                               : spaces_->allocate_persistent(bytes)) {
       if (wait) {
         show_shortage(0);
       }
@@ -101,7 +142,7 @@ std::byte* training_memory::allocate_persistent(std::size_t bytes) {
     auto const turn = !committing() && wait && now - wait->began > reserve_patience
                           ? precedence::beyond_reserve
                           : turn_of_commit();
-    if (fill(spaces_->persistent(), bytes, turn, lock)) {
+    if (fill(where, bytes, turn, lock)) {
       if (wait && was_away) {
         wait->began += steady_clock::now() - now;  // it could have had nothing meanwhile
       }
@@ -110,7 +151,7 @@ std::byte* training_memory::allocate_persistent(std::size_t bytes) {
     if (!wait) {
       wait = shortage_wait{steady_clock::now()};
     }
-    if (!await_persistent(bytes, *wait, lock)) {
+    if (!await_persistent(where, bytes, *wait, lock)) {
       show_shortage(0);
       throw error{error_kind::out_of_memory,
                   "cannot get " + format_bytes(bytes) + " of persistent memory: " + shortage()};
@@ -121,12 +162,12 @@ std::byte* training_memory::allocate_persistent(std::size_t bytes) {
 /// Gets hold of chunks for `bytes` of persistent memory where the pool has none to grant: what the
 /// arena does not use itself, else what the server gives back in time, or what is on its way without a
 /// server. True: it may be there. False: there will be none.
-bool training_memory::await_persistent(std::size_t bytes, shortage_wait& wait,
+bool training_memory::await_persistent(space const& where, std::size_t bytes, shortage_wait& wait,
                                        std::unique_lock<std::mutex>& lock) {
   auto& stock = spaces_->stock();
   auto& arena = spaces_->arena();
-  auto const needed = spaces_->persistent().chunks_needed(bytes);
-  if (needed > spaces_->persistent().room()) {
+  auto const needed = where.chunks_needed(bytes);
+  if (needed > where.room()) {
     return false;
   }
   if (stock.missing(needed) > 0 && !arena.revoked()) {
@@ -196,10 +237,11 @@ bool training_memory::fill(space& where, std::size_t bytes, precedence turn,
     return true;  // where it has been, there may be something else now
   }
   auto& stock = spaces_->stock();
-  bool const lasting = &where == &spaces_->persistent();
+  bool const lasting = &where != &spaces_->arena();
+  bool const grows = &where == &spaces_->persistent();
   // Meanwhile another thread may have begun the first micro-batch, or a demand may have parked the
   // job: then there is no room until it is back.
-  auto const was_left = [&] { return is_away() || (lasting && &spaces_->persistent() != &where); };
+  auto const was_left = [&] { return is_away() || (grows && &spaces_->persistent() != &where); };
   answers_.let_pass(lock);
   if (was_left() || where.is_lost()) {
     return true;  // the latter is what the demand took

@@ -16,7 +16,7 @@ training_memory::training_memory(options how)
       answers_(mutex_, cycle_, options_.gate, computing()) {
   client_ = memhandover::tenant_client::join(
       options_.broker, options_.kind, options_.name,
-      [this](memhandover::demand const& wanted) { return answers_.answer(wanted); });
+      [this](memhandover::demand const& wanted) { return answers_.answer(wanted); }, options_.wish);
   try {
     std::lock_guard const lock{mutex_};
     memory_ = memhandover::open_device_memory(client_->view().shape(), client_->files().chunks,
@@ -195,6 +195,16 @@ std::uint64_t training_memory::starved_bytes() const {
 void training_memory::publish_stranded() const {
   std::lock_guard const lock{mutex_};
   spaces_->publish_stranded();
+}
+
+void training_memory::leave() {
+  {
+    std::lock_guard const lock{mutex_};
+    if (parking_ != nullptr) {
+      parking_->leave();
+    }
+  }
+  client_->leave();
 }
 
 void training_memory::before_fork() {

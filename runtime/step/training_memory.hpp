@@ -46,6 +46,7 @@ class training_memory {
     memhandover::unparkable why_unparkable = memhandover::unparkable::none;  ///< as it was started
     /// See `job_parking::parts`.
     std::optional<std::chrono::nanoseconds> longest_absence{};
+    memhandover::job_wish wish{};  ///< of a training job
   };
 
   /// Joins the pool. Throws as `tenant_client::join` does.
@@ -59,6 +60,10 @@ class training_memory {
   [[nodiscard]] memhandover::tenant_client& client() noexcept { return *client_; }
   /// On the host: whoever computes with this memory says here when.
   [[nodiscard]] operator_gate& operators() noexcept { return operators_; }
+  [[nodiscard]] memhandover::client_kind kind() const noexcept { return options_.kind; }
+
+  /// Stands for a piece.
+  using space_id = std::uint64_t;
 
   // --- micro-batches, from the training thread
   /// Waits until the last commit has been made.
@@ -116,6 +121,12 @@ class training_memory {
   [[nodiscard]] std::byte* allocate_persistent(std::size_t bytes);
   /// Whether `address` was an allocation of ours; it is free afterwards.
   bool free(std::byte* address);
+  /// Persistent memory that the caller maps where it likes, all of it or none: chunks for `bytes`, nowhere at first. Each waits until
+  /// nothing of the job is parked. `make_piece` throws as `allocate_persistent`; `move_piece`, to addresses where all of its
+  /// chunks have room, or for null nowhere, throws what the driver says, and nothing has changed then.
+  [[nodiscard]] space_id make_piece(std::size_t bytes);
+  void move_piece(space_id piece, std::byte* to);
+  void free_piece(space_id piece);
   [[nodiscard]] bool owns(void const* address) const;
   /// Whether `address` lies in an arena that no micro-batch uses any more: freeing it may unmap what
   /// the device is still working on.
@@ -142,6 +153,10 @@ class training_memory {
   /// Who holds the pool's memory and what would leave this job more of it, in two sentences.
   [[nodiscard]] std::string shortage() const;
 
+  /// The process is about to end: from when this returns nobody calls the driver but its own threads, and who brings back what one of
+  /// them then wants.
+  void leave();
+
   // --- fork (host backend)
   // The child keeps what was allocated, unchanged, in private pages, and is no part of the pool.
   void before_fork();
@@ -157,9 +172,12 @@ class training_memory {
   };
 
   void keep_what_outlived(bool outlived) noexcept;
+  [[nodiscard]] std::byte* allocate_lasting(space* piece, std::size_t bytes,
+                                            std::unique_lock<std::mutex>& lock);
+  void await_all_there(std::unique_lock<std::mutex>& lock);
   [[nodiscard]] bool fill(space& where, std::size_t bytes, memhandover::precedence turn,
                           std::unique_lock<std::mutex>& lock);
-  [[nodiscard]] bool await_persistent(std::size_t bytes, shortage_wait& wait,
+  [[nodiscard]] bool await_persistent(space const& where, std::size_t bytes, shortage_wait& wait,
                                       std::unique_lock<std::mutex>& lock);
   /// A demand has parked some of it. While `mutex_` is held and it is not, no more is parked.
   [[nodiscard]] bool is_away() const noexcept;

@@ -50,10 +50,12 @@ bool training_spaces::owns(void const* address) const {
   auto const holds = [address](std::unique_ptr<space> const& candidate) {
     return candidate->contains(address);
   };
-  return holds(arena_) || holds(persistent_) ||
-         std::any_of(retired_.begin(), retired_.end(), holds) ||
-         std::any_of(promoted_.begin(), promoted_.end(), holds) ||
-         std::any_of(sparse_.begin(), sparse_.end(), holds);
+  auto const any_holds = [&holds](space_list const* list) {
+    return std::any_of(list->begin(), list->end(), holds);
+  };
+  auto const kept = lists_of_kept();
+  return holds(arena_) || holds(persistent_) || any_holds(&retired_) ||
+         std::any_of(kept.begin(), kept.end(), any_holds);
 }
 
 bool training_spaces::is_former(void const* address) const {
@@ -64,8 +66,10 @@ bool training_spaces::is_former(void const* address) const {
 
 std::pair<std::byte*, std::size_t> training_spaces::persistent_range(std::byte* address) const {
   auto const* lies_in = persistent_.get();
-  for (auto const& old : sparse_) {
-    lies_in = old->contains(address) ? old.get() : lies_in;
+  for (auto const* list : {&sparse_, &pieces_}) {
+    for (auto const& each : *list) {
+      lies_in = each->contains(address) ? each.get() : lies_in;
+    }
   }
   if (!lies_in->contains(address)) {
     return {nullptr, 0};
@@ -83,6 +87,29 @@ std::byte* training_spaces::allocate_persistent(std::size_t bytes) {
     publish_kept();
   }
   return address;
+}
+
+chunk_space& training_spaces::begin_piece(std::size_t bytes) {
+  auto const chunk = memory_.shape().chunk_bytes;
+  auto const chunks = static_cast<std::uint32_t>((bytes + chunk - 1) / chunk);
+  auto piece = std::make_unique<space>(memory_, chunks, how_.alignment, space::backing::pool);
+  piece->record_in(history_, "virtual memory", 0);
+  return *pieces_.emplace_back(std::move(piece));
+}
+
+std::byte* training_spaces::allocate_piece(space& piece, std::size_t bytes) {
+  auto* const address = piece.allocate(bytes);
+  if (address != nullptr) {
+    publish_kept();
+  }
+  return address;
+}
+
+void training_spaces::end_piece(space& piece) {
+  (void)piece.free(piece.base());
+  release_lasting(piece.shrink(piece.idle_chunks()));
+  std::erase_if(pieces_, [&piece](auto const& each) { return each.get() == &piece; });
+  publish();
 }
 
 bool training_spaces::free(std::byte* address) {
@@ -120,7 +147,7 @@ std::uint32_t training_spaces::idle() const {
 
 std::uint32_t training_spaces::kept() const {
   auto kept = persistent_->mapped_chunks();
-  for (auto const* list : {&promoted_, &sparse_}) {
+  for (auto const* list : lists_of_kept()) {
     for (auto const& old : *list) {
       kept += old->mapped_chunks();
     }
@@ -174,7 +201,7 @@ void training_spaces::set_parkable(std::uint32_t chunks) {
 
 std::vector<chunk_space*> training_spaces::lasting() const {
   std::vector<space*> found{persistent_.get()};
-  for (auto const* list : {&sparse_, &promoted_}) {
+  for (auto const* list : lists_of_kept()) {
     for (auto const& each : *list) {
       if (may_be_parked(*each)) {
         found.push_back(each.get());

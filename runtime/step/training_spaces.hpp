@@ -7,6 +7,7 @@
 ///                                                            an allocation in it lives
 ///                  survived by what was allocated in it  ──► promoted: the chunks that hold it stay mapped, and
 ///                                                            are never a victim
+///   pieces       what the program maps itself, each whole or nowhere (cuMemCreate)
 ///   stock        chunks without a mapping
 ///   unmapping    on CUDA, chunks of a revoked arena that stay the job's: mapped until `finish_unmapping`
 ///
@@ -24,6 +25,7 @@
 /// Thread-safety: none but for `generation`; the owner locks.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -79,6 +81,13 @@ class training_spaces {
   [[nodiscard]] std::byte* allocate_persistent(std::size_t bytes);
   /// Whether `address` was an allocation of ours; it is free afterwards.
   bool free(std::byte* address);
+
+  // --- pieces; none while memory is frozen
+  /// An empty one for `bytes`, to be filled; and its end, whatever is in it. Its chunks go to the pool.
+  [[nodiscard]] space& begin_piece(std::size_t bytes);
+  void end_piece(space& piece);
+  /// The same as `allocate_persistent`, of all of it.
+  [[nodiscard]] std::byte* allocate_piece(space& piece, std::size_t bytes);
 
   // --- how much there is, in chunks
   /// Ours, which hold nothing.
@@ -165,6 +174,10 @@ class training_spaces {
     return how_.on_gpu || one.holds_private_pages();
   }
   void release_lasting(std::vector<std::uint32_t> const& chunks);
+  /// Beside the persistent range, those whose chunks no demand gets, but by parking.
+  [[nodiscard]] std::array<space_list const*, 3> lists_of_kept() const noexcept {
+    return {&sparse_, &promoted_, &pieces_};
+  }
 
   memhandover::tenant_client& client_;
   memhandover::device_memory& memory_;
@@ -176,6 +189,7 @@ class training_spaces {
   space_list sparse_;
   space_list promoted_;
   space_list retired_;
+  space_list pieces_;
   std::unique_ptr<space> persistent_;
   std::unique_ptr<space> arena_;
   std::uint64_t turns_ = 0;

@@ -13,6 +13,8 @@ using std::chrono::steady_clock;
 
 /// In which an earlier job that has waited, too, takes what it has been left.
 constexpr std::uint32_t waits_that_let_another_begin = 10;
+/// Whose broker has died gets what was free before.
+constexpr milliseconds release_patience{1000};
 
 }  // namespace
 
@@ -30,7 +32,9 @@ std::uint64_t training_memory::reachable_bytes() const {
          shape.chunk_bytes;
 }
 
+/// Who has given memory back finds it here, as with a driver.
 std::uint64_t training_memory::persistent_free_bytes() const {
+  client_->await_releases(steady_clock::now() + release_patience);
   std::lock_guard const lock{mutex_};
   auto const& arena = spaces_->arena();
   auto const& persistent = spaces_->persistent().ranges();

@@ -11,6 +11,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
+#include <future>
 #include <latch>
 #include <optional>
 #include <string>
@@ -23,6 +24,7 @@
 #include "runtime/policy/policy.hpp"
 #include "runtime/server/executor/end_report.hpp"
 #include "runtime/server/executor/executor_session.hpp"
+#include "runtime/server/experience/experience_file.hpp"
 #include "runtime/server/hosting/launch_listener.hpp"
 #include "runtime/server/inference/caught_error.hpp"
 #include "runtime/server/server_setup.hpp"
@@ -36,7 +38,11 @@
 namespace sluice::server {
 namespace {
 
+using std::chrono::ceil;
 using std::chrono::milliseconds;
+
+/// Between two times that what has been learnt is written down.
+constexpr int ticks_of_experience = 10;
 
 /// The broker's program lies in PREFIX/bin, this one in PREFIX/lib/_torch/<version>; unless the
 /// environment names another.
@@ -84,6 +90,10 @@ bool execute(executor_session& session) {
   auto const& orders = session.orders();
   auto const given = settings_in(orders.settings);
   auto const wanted = policy::parse(orders.policy, given.policy_file);
+  auto learnt = std::async(std::launch::async, [&] {  // beside what takes longer
+    return std::make_shared<experience_file>(
+        given.experience, ticks_of_experience * ceil<milliseconds>(wanted.scheduler.tick));
+  });
   auto const pool = join_pool(wanted, given);
   torch_device const device{
       pool->shape().backend == memhandover::backend_kind::cuda ? pool->shape().device : -1};
@@ -97,6 +107,7 @@ bool execute(executor_session& session) {
   }
   auto options = host_options_of(wanted);
   options.board = orders.board;
+  options.learnt = learnt.get();
   bool const on_host = pool->shape().backend == memhandover::backend_kind::host;
   if (wanted.server.parallel_models > 1) {
     options.computing_threads = wanted.server.parallel_models;

@@ -96,6 +96,7 @@ settings settings_in(nlohmann::json const& from) {
                   from.at("model_repository").get<std::string>(),
                   from.at("endpoint"),
                   from.at("runtime_dir"),
+                  from.at("experience").get<std::string>(),
                   from.at("threads"),
                   {},
                   from.at("unservable")};

@@ -33,6 +33,7 @@ struct ordered_model {
 struct settings {
   std::filesystem::path policy_file, model_repository;
   std::string endpoint, runtime_dir;
+  std::filesystem::path experience;  ///< file of what is known of models (experience_file.hpp)
   int threads = 1;
   std::vector<ordered_model> models;
   std::vector<std::string> unservable;  ///< of what else the policy names: each with its reason

@@ -11,19 +11,19 @@ constexpr int max_terms = 100000;
 constexpr double precision = 1e-15;
 
 // Lower tail: step · Σ x^n / ((shape+1)…(shape+n)). Converges quickly for x < shape + 1.
-double lower_by_series(double shape, double x) noexcept {
+double lower_by_series(double shape, double x, double step) noexcept {
   double term = 1.0;
   double sum = 1.0;
   for (int n = 1; n < max_terms && term > sum * precision; ++n) {
     term *= x / (shape + n);
     sum += term;
   }
-  return gamma_step(shape, x) * sum;
+  return step * sum;
 }
 
 // Upper tail: the even part of the continued fraction, evaluated front to back (Lentz), for x ≥
 // shape + 1.
-double upper_by_fraction(double shape, double x) noexcept {
+double upper_by_fraction(double shape, double x, double step) noexcept {
   constexpr double tiny = std::numeric_limits<double>::min() * 1e10;
   double denominator = x + 1.0 - shape;
   double numerators = 1.0 / tiny;
@@ -42,7 +42,7 @@ double upper_by_fraction(double shape, double x) noexcept {
       break;
     }
   }
-  return gamma_step(shape, x) * shape * value;
+  return step * shape * value;
 }
 
 }  // namespace
@@ -55,9 +55,9 @@ double gamma_step(double shape, double x) noexcept {
   return std::exp(shape * std::log(x) - x - ::lgamma_r(shape + 1.0, &sign));
 }
 
-double gamma_survival(double shape, double x) noexcept {
+gamma_tail gamma_tail_at(double shape, double x) noexcept {
   if (x <= 0.0) {
-    return 1.0;
+    return {1.0, 0.0};
   }
   // e^{−x} Σ x^n / n!: what shapes of priors are, and much the fastest.
   constexpr double largest_sum = 8.0;
@@ -68,9 +68,16 @@ double gamma_survival(double shape, double x) noexcept {
       term *= x / n;
       sum += term;
     }
-    return sum;
+    return {sum, term * (x / shape)};
   }
-  return x < shape + 1.0 ? 1.0 - lower_by_series(shape, x) : upper_by_fraction(shape, x);
+  double const step = gamma_step(shape, x);
+  return {
+      x < shape + 1.0 ? 1.0 - lower_by_series(shape, x, step) : upper_by_fraction(shape, x, step),
+      step};
+}
+
+double gamma_survival(double shape, double x) noexcept {
+  return gamma_tail_at(shape, x).survival;
 }
 
 }  // namespace sluice::scheduler::detail

@@ -14,4 +14,11 @@ namespace sluice::scheduler::detail {
 /// (DLMF 8.8.6).
 [[nodiscard]] double gamma_step(double shape, double x) noexcept;
 
+/// Both at once, for little more than one of them.
+struct gamma_tail {
+  double survival;
+  double step;
+};
+[[nodiscard]] gamma_tail gamma_tail_at(double shape, double x) noexcept;
+
 }  // namespace sluice::scheduler::detail

@@ -1,13 +1,16 @@
 #include "tests/fake_driver/fake_core.hpp"
 
+#include <pthread.h>
 #include <unistd.h>
 
+#include <array>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <thread>
 
 #include "tests/fake_driver/fake_driver.h"
@@ -31,6 +34,8 @@ namespace {
 
 std::atomic<pid_t> initialised_in{0};
 std::atomic<CUresult> lost{CUDA_SUCCESS};  ///< why the context can do nothing any more
+std::atomic<bool> goes_down{false};
+std::atomic<int> own_inside{0};  ///< calls that threads of the runtime's own are in
 
 std::size_t index_of(char const* symbol) {
   std::size_t low = 0;
@@ -83,9 +88,41 @@ void for_each_setting(char const* variable, Use use) {
   });
 }
 
+/// Whether this is a thread of the runtime's own in somebody else's process. They are named before they call the driver, or just after they have begun.
+bool is_own_thread() {
+  static thread_local bool const is = [] {
+    std::array<char, 16> name{};
+    if (::pthread_getname_np(::pthread_self(), name.data(), name.size()) != 0) {
+      return false;
+    }
+    std::string_view const is_named{name.data()};
+    return is_named == "sluice-control" || is_named == "sluice-submit" ||
+           is_named == "sluice-watch";
+  }();
+  return is;
+}
+
+[[noreturn]] void crash() {
+  std::fputs("fake driver: a thread of the runtime's is in it while the process ends\n", stderr);
+  std::_Exit(EXIT_FAILURE);
+}
+
 std::size_t number_from(char const* variable, std::size_t otherwise) {
   char const* value = std::getenv(variable);
   return value != nullptr ? std::strtoull(value, nullptr, 10) : otherwise;
+}
+
+/// As a process ends its driver goes down, in so many ms as FAKE_CUDA_GOES_DOWN_MS says, and may crash meanwhile for who is in it.
+/// This one always does for the runtime's own threads, which are to leave before that; others are not looked at.
+void go_down() {
+  if (initialised_in.load() != ::getpid()) {
+    return;
+  }
+  goes_down.store(true);
+  std::this_thread::sleep_for(std::chrono::milliseconds{number_from("FAKE_CUDA_GOES_DOWN_MS", 0)});
+  if (own_inside.load() > 0) {
+    crash();
+  }
 }
 
 }  // namespace
@@ -107,6 +144,12 @@ call_site& site_of(char const* symbol) {
 call_scope::call_scope(call_site& site, needs what) : site_{site} {
   site_.inside.fetch_add(1);
   site_.calls.fetch_add(1);
+  if (is_own_thread()) {
+    own_inside.fetch_add(1);
+    if (goes_down.load()) {
+      crash();
+    }
+  }
   if (std::int64_t const delay = site_.delay_ns.load(); delay > 0) {
     std::this_thread::sleep_for(std::chrono::nanoseconds{delay});
   }
@@ -117,6 +160,13 @@ call_scope::call_scope(call_site& site, needs what) : site_{site} {
         CUDA_ERROR_NOT_INITIALIZED;  // also in a forked child: a driver does not survive fork()
   } else if (what == needs::initialised) {
     result_ = context_state();
+  }
+}
+
+call_scope::~call_scope() {
+  site_.inside.fetch_sub(1);
+  if (is_own_thread()) {
+    own_inside.fetch_sub(1);
   }
 }
 
@@ -140,7 +190,9 @@ CUresult context_state() {
 
 void set_initialised() {
   pid_t nobody = 0;
-  initialised_in.compare_exchange_strong(nobody, ::getpid());
+  if (initialised_in.compare_exchange_strong(nobody, ::getpid())) {
+    std::atexit(go_down);
+  }
 }
 
 int device_count() {

@@ -36,7 +36,7 @@ class call_scope {
   explicit call_scope(call_site& site, needs what = needs::initialised);
   call_scope(call_scope const&) = delete;
   call_scope& operator=(call_scope const&) = delete;
-  ~call_scope() { site_.inside.fetch_sub(1); }
+  ~call_scope();
   [[nodiscard]] CUresult result() const noexcept { return result_; }
 
  private:

@@ -61,3 +61,8 @@ SLUICE_FAKE_CALL CUresult cuMemAllocAsync(CUdeviceptr* out, std::size_t bytes,
   SLUICE_FAKE_ENTER
   return cuMemAlloc_v2(out, bytes);
 }
+
+SLUICE_FAKE_CALL CUresult cuMemFreeAsync(CUdeviceptr address, CUstream /*stream*/) {
+  SLUICE_FAKE_ENTER
+  return cuMemFree_v2(address);
+}

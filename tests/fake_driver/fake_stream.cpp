@@ -136,7 +136,10 @@ void stream::submit(work piece) {
   }
   {
     std::lock_guard const guard{lock_};
-    queue_.push_back(std::move(piece));
+    queue_.emplace_back([piece = std::move(piece)] {
+      piece();
+      outstanding.fetch_sub(1);
+    });
   }
   changed_.notify_all();
 }
@@ -149,8 +152,11 @@ std::shared_ptr<marker> stream::mark() {
       point->happen();
       return point;
     }
-    queue_.emplace_back([point] { point->happen(); });
     outstanding.fetch_add(1);
+    queue_.emplace_back([point] {
+      outstanding.fetch_sub(1);  // before anybody can see that it has happened
+      point->happen();
+    });
   }
   changed_.notify_all();
   return point;
@@ -175,7 +181,6 @@ void stream::run() {
     guard.unlock();
     piece();
     piece = nullptr;
-    outstanding.fetch_sub(1);
     guard.lock();
     busy_ = false;
   }

@@ -39,21 +39,24 @@ def start(command: list, environment: dict) -> subprocess.Popen:
 
 
 def await_parkable(sluice: Path, environment: dict, job: subprocess.Popen, least: int, jobs: int = 1) -> None:
-    """Until so much of each job can be parked."""
+    """Until so much of each job can be parked, whichever pool it is in."""
     while job.poll() is None:
         done = subprocess.run([sluice, "status", "--json"], text=True, capture_output=True, check=False, env=environment)
-        if done.returncode == 0 and sum(one["parking"]["parkable_bytes"] >= least for one in json.loads(done.stdout)["clients"]) == jobs:
-            return
+        if done.returncode == 0:
+            status = json.loads(done.stdout)
+            clients = [client for pool in status.get("pools", [status]) for client in pool["clients"]]
+            if sum(client["parking"]["parkable_bytes"] >= least for client in clients) == jobs:
+                return
         time.sleep(0.1)
 
 
 class Parker:
     """A server that takes memory from the job until `end`."""
 
-    def __init__(self, build: Path, environment: dict, least: int, most: int):
+    def __init__(self, build: Path, environment: dict, least: int, most: int, device: int = 0):
         self.process = subprocess.Popen(
             [build / "bin" / "sluice-bench-parker", "--least", str(least), "--most", str(most), "--count", "1000000", "--hold-ms", "20",
-             "--apart-ms", "60"], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+             "--apart-ms", "60", "--device", str(device)], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         self.taken: list[dict] = []
         self.reader = threading.Thread(target=self._read)
         self.reader.start()
@@ -77,11 +80,8 @@ def environment(tmp_path):
     return {**os.environ, "SLUICE_RUNTIME_DIR": str(tmp_path / "runtime"), "PYTHONFAULTHANDLER": "1"}
 
 
-OUTSIDE = pytest.mark.xfail(strict=True, reason="JAX's memory does not come from the pool")
-
-
 @pytest.mark.deadline(560)
-@pytest.mark.parametrize("mode", [pytest.param(mode, marks=OUTSIDE if mode == "jax" else ()) for mode in STEPS])
+@pytest.mark.parametrize("mode", STEPS)
 def test_losses_are_those_of_an_undisturbed_job(mode, sluice, build, tmp_path, environment):
     if mode in ("cupy", "jax") and importlib.util.find_spec(mode) is None:
         pytest.skip(f"{mode} is not installed")
@@ -107,33 +107,49 @@ def test_losses_are_those_of_an_undisturbed_job(mode, sluice, build, tmp_path, e
     assert parker.parks() >= PARKS, [one for one in parker.taken if one["refused"]][:3]
 
 
+def compare_ranks(kind: str, over: str, sluice: Path, build: Path, folder: Path, environment: dict) -> None:
+    """Two ranks, over gloo on one GPU, or over NCCL on one each: disturbed and undisturbed."""
+    environment["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+    steps = STEPS_OF_RANKS[kind] * PARKS
+
+    def command(into: Path) -> list:
+        into.mkdir()
+        return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", RANKS, kind, steps, 1536, into, 600, over]
+
+    def outcome(job: subprocess.Popen, into: Path) -> list[dict]:
+        complete(job, sluice, environment)
+        found = [json.loads((into / f"rank-{number}.json").read_text(encoding="utf-8")) for number in range(2)]
+        assert all(one.pop("kept") for one in found)
+        return found
+
+    alone = outcome(start(command(folder / "alone"), environment), folder / "alone")
+    job = start([sluice, "run", "--backend", "cuda", "--memory", "6GiB", "--host-memory", "6GiB", "--require-pool", "--",
+                 *command(folder / "parked")], environment)
+    await_parkable(sluice, environment, job, 3 * GIB // 2, jobs=2)
+    parkers = [Parker(build, environment, 5 * GIB + GIB // 2, 6 * GIB, device) for device in range(2 if over == "nccl" else 1)]
+    try:
+        shared = outcome(job, folder / "parked")
+    finally:
+        for parker in parkers:
+            parker.end()
+        job.kill()
+    parks = [parker.parks() for parker in parkers]
+    print(f"{kind} over {over}: parks {parks}")
+    assert shared == alone
+    assert min(parks) >= PARKS, [one for parker in parkers for one in parker.taken if one["refused"]][:3]
+
+
 @pytest.mark.deadline(560)
 @pytest.mark.parametrize("kind", STEPS_OF_RANKS)
 def test_ranks_over_gloo_learn_what_they_would_have_learned_undisturbed(kind, sluice, build, tmp_path, environment):
     """Both on one GPU, which NCCL does not take."""
-    environment["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
-    steps = STEPS_OF_RANKS[kind] * PARKS
+    compare_ranks(kind, "cuda", sluice, build, tmp_path, environment)
 
-    def command(folder: Path) -> list:
-        folder.mkdir()
-        return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", RANKS, kind, steps, 1536, folder, 600, "cuda"]
 
-    def outcome(job: subprocess.Popen, folder: Path) -> list[dict]:
-        complete(job, sluice, environment)
-        found = [json.loads((folder / f"rank-{number}.json").read_text(encoding="utf-8")) for number in range(2)]
-        assert all(one.pop("kept") for one in found)
-        return found
-
-    alone = outcome(start(command(tmp_path / "alone"), environment), tmp_path / "alone")
-    job = start([sluice, "run", "--backend", "cuda", "--memory", "6GiB", "--host-memory", "6GiB", "--require-pool", "--",
-                 *command(tmp_path / "parked")], environment)
-    await_parkable(sluice, environment, job, 3 * GIB // 2, jobs=2)
-    parker = Parker(build, environment, 5 * GIB + GIB // 2, 6 * GIB)
-    try:
-        shared = outcome(job, tmp_path / "parked")
-    finally:
-        parker.end()
-        job.kill()
-    print(f"{kind}: {parker.parks()} parks of two ranks")
-    assert shared == alone
-    assert parker.parks() >= PARKS, [one for one in parker.taken if one["refused"]][:3]
+@pytest.mark.deadline(560)
+@pytest.mark.parametrize("kind", STEPS_OF_RANKS)
+def test_so_do_ranks_over_nccl_both_of_which_are_parked(kind, sluice, build, tmp_path, environment):
+    torch = pytest.importorskip("torch")
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    compare_ranks(kind, "nccl", sluice, build, tmp_path, environment)

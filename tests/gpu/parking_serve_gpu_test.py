@@ -10,13 +10,14 @@ import time
 from pathlib import Path
 
 import pytest
+from patience import eventually  # noqa: E402
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "system"))
 
 import serving  # noqa: E402
 from server_models import SLOW  # noqa: E402
-from serving import Server, World, eventually, integer  # noqa: E402
+from serving import Server, World, integer  # noqa: E402
 
 TRAINING = Path(__file__).with_name("parked_training.py")
 GIB = 1 << 30

@@ -7,13 +7,14 @@ import threading
 from pathlib import Path
 
 import pytest
+from patience import eventually  # noqa: E402
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "system"))
 
 from server_gpu_test import GpuWorld  # noqa: E402
 from server_models import Counting, TinyNet  # noqa: E402
-from serving import Server, eventually, floats  # noqa: E402
+from serving import Server, floats  # noqa: E402
 
 RECORDED = "optimization { cuda { graphs: true } }"
 IMAGES = {"inputs": {"image": ("TYPE_FP32", [1, 8, 8])}, "outputs": {"logits": ("TYPE_FP32", [10]), "best": ("TYPE_INT64", [])}}

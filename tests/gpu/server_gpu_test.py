@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+from patience import eventually  # noqa: E402
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "system"))
@@ -19,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "system"))
 from executor_test import published  # noqa: E402
 from server_models import AFFINE, FILLING, SLOW, Affine, Filling, Slow  # noqa: E402
 from server_test import taken_over  # noqa: E402
-from serving import Server, World, eventually, floats, integer  # noqa: E402
+from serving import Server, World, floats, integer  # noqa: E402
 
 X = torch.tensor([[0.5, -1.0, 2.0]])
 PADDING_MIB = 256

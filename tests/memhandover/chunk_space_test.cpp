@@ -28,6 +28,12 @@ class chunk_space_test : public testing::Test {
     std::iota(result.begin(), result.end(), from);
     return result;
   }
+  static std::vector<std::uint32_t> parked_of(chunk_space& space, std::uint32_t first,
+                                              std::uint32_t count) {
+    std::vector<std::uint32_t> chunks(count);
+    space.park(first, chunks);
+    return chunks;
+  }
 };
 
 TEST_F(chunk_space_test, gives_addresses_in_the_chunks_that_were_mapped) {
@@ -77,6 +83,35 @@ bool readable(std::byte const* at) {
   unique_fd const reader{ends[0]};
   unique_fd const writer{ends[1]};
   return ::write(writer.get(), at, 1) == 1;
+}
+
+TEST_F(chunk_space_test, moves_with_its_contents_to_addresses_of_somebody_else_and_back) {
+  auto* const elsewhere = memory_->reserve(3);
+  {
+    chunk_space space{*memory_, 3, 64, chunk_space::backing::pool};
+    space.grow(numbers(2, 3));
+    auto* const home = space.allocate(150_KiB);
+    ASSERT_NE(home, nullptr);
+    std::memset(home, 7, 150_KiB);
+    space.move_to(elsewhere);
+    EXPECT_FALSE(readable(home));
+    EXPECT_FALSE(space.contains(home));
+    EXPECT_TRUE(space.contains(elsewhere + 150_KiB - 1));
+    EXPECT_EQ(static_cast<int>(elsewhere[150_KiB - 1]), 7);
+    elsewhere[0] = std::byte{9};
+    EXPECT_EQ(parked_of(space, 1, 1), numbers(3, 1));
+    EXPECT_FALSE(readable(elsewhere + 64_KiB)) << "it is parked where it is";
+    space.unpark(1, numbers(9, 1));
+    EXPECT_TRUE(readable(elsewhere + 64_KiB));
+    space.move_to(nullptr);
+    EXPECT_FALSE(readable(elsewhere));
+    EXPECT_EQ(static_cast<int>(home[0]), 9);
+    space.move_to(elsewhere);
+    EXPECT_EQ(space.free(elsewhere), 150_KiB);
+    EXPECT_EQ(space.shrink(3).size(), 3U);
+  }
+  EXPECT_FALSE(readable(elsewhere)) << "it has unmapped where it was last";
+  memory_->release(elsewhere, 3);
 }
 
 /// Writes as a kernel does that is still running: nothing orders it with the pages' end, on purpose.
@@ -204,8 +239,7 @@ TEST_F(chunk_space_test, what_is_parked_keeps_its_addresses_and_comes_back_in_ot
   EXPECT_EQ(space.positions(true), numbers(0, 3));
   EXPECT_EQ(space.positions(false), numbers(3, 1));
 
-  EXPECT_EQ(space.park(1), 3U);
-  EXPECT_EQ(space.park(2), 4U);
+  EXPECT_EQ(parked_of(space, 1, 2), numbers(3, 2));
   EXPECT_FALSE(readable(low + 64_KiB) || readable(high + 40_KiB));
   EXPECT_TRUE(readable(low));
   EXPECT_EQ(space.parked(), 2U);
@@ -222,7 +256,7 @@ TEST_F(chunk_space_test, what_is_parked_keeps_its_addresses_and_comes_back_in_ot
   EXPECT_EQ(space.parked(), 0U);
   EXPECT_EQ(static_cast<int>(high[40_KiB]), 0) << "another chunk";
   high[40_KiB] = std::byte{9};
-  EXPECT_EQ(space.park(2), 9U);
+  EXPECT_EQ(parked_of(space, 2, 1), numbers(9, 1));
   EXPECT_EQ(space.free(high), 64_KiB);
   EXPECT_TRUE(space.is_in_use(2));
   EXPECT_EQ(space.free(more), 32_KiB);
@@ -237,7 +271,7 @@ TEST_F(chunk_space_test, one_that_ends_parked_unmaps_what_is_there) {
     chunk_space space{*memory_, 4, 64, chunk_space::backing::pool};
     space.grow(numbers(0, 3));
     ASSERT_NE(space.allocate(3 * 64_KiB), nullptr);
-    EXPECT_EQ(space.park(1), 1U);
+    EXPECT_EQ(parked_of(space, 1, 1), numbers(1, 1));
   }
   chunk_space next{*memory_, 16, 64, chunk_space::backing::pool};
   next.grow(numbers(0, 3));

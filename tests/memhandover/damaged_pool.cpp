@@ -225,7 +225,10 @@ void damaged_pool::damage_ledger(std::mt19937_64& random) {
   auto& control = twin_.controls()[slot];
   auto& header = twin_.header();
   auto at = [&](void const* address) { return ledger_offset(address); };
-  switch (random() % 9) {
+  switch (random() % 10) {
+    case 9:  // side by side as well
+      ledger_.set_word(at(&entry.rank), nasty(random));
+      break;
     case 0:
     case 1:
     case 2: {
@@ -266,7 +269,7 @@ void damaged_pool::damage_mailbox(std::mt19937_64& random) {
   auto const chunk = below(random, twin_.header().chunk_count);
   auto& mailbox = twin_.mailbox(slot);
   auto at = [&](void const* address) { return mailroom_offset(address); };
-  switch (random() % 6) {
+  switch (random() % 8) {
     case 0:
       mailroom_.set_word(at(&mailbox.mail_written), nasty(random));
       break;
@@ -285,6 +288,12 @@ void damaged_pool::damage_mailbox(std::mt19937_64& random) {
       mailroom_.set_word(at(&twin_.chunk_notes(slot)[chunk]), nasty(random));
       break;
     case 4:
+      mailroom_.set_word(at(&twin_.promises(slot)[chunk]), nasty(random));
+      break;
+    case 5:
+      mailroom_.set_word(at(&mailbox.demand_chosen), nasty(random));
+      break;
+    case 6:
       damage_text(mailroom_, at(twin_.note_texts(slot)[below(random, 4)].text),
                   sizeof(note_text::text), random);
       break;
@@ -359,7 +368,8 @@ std::optional<std::string> damaged_pool::refusal() const {
     ring *= 2;
   }
   auto const notes_end = sizeof(mailbox_header) + 8 * ring + 255 * 48 + 2 * count;
-  auto const mailbox = whole_pages((notes_end + 63) / 64 * 64 + 2048 * 128);  // with the history
+  auto const promises_end = (notes_end + 3) / 4 * 4 + 4 * count;
+  auto const mailbox = whole_pages((promises_end + 63) / 64 * 64 + 2048 * 128);  // with the history
   return now.mailbox_bytes != mailbox || mailroom_size != 32 * mailbox
              ? std::optional<std::string>{"mailroom has"}
              : std::nullopt;

@@ -14,25 +14,32 @@
 #include "memhandover/allocation/tensor_heap.hpp"
 #include "memhandover/allocation/tensor_placement.hpp"
 #include "memhandover/base/bytes.hpp"
+#include "memhandover/base/environment.hpp"
 #include "memhandover/base/error.hpp"
 #include "memhandover/base/poll_list.hpp"
 #include "memhandover/base/system_error.hpp"
 #include "memhandover/base/waiting.hpp"
 #include "memhandover/broker/broker_launch.hpp"
+#include "memhandover/broker/job_wish.hpp"
 #include "memhandover/broker/pool_creation.hpp"
+#include "memhandover/client/detail/mapping_ahead.hpp"
 #include "memhandover/client/detail/pause_lease.hpp"
 #include "memhandover/client/host_copy_share.hpp"
 #include "memhandover/client/pinned_copies.hpp"
 #include "memhandover/client/serving_pool.hpp"
 #include "memhandover/client/tenant_client.hpp"
+#include "memhandover/client/work_report.hpp"
 #include "memhandover/device/chunk_transfer.hpp"
 #include "memhandover/device/content_hash.hpp"
 #include "memhandover/device/disk_file.hpp"
 #include "memhandover/device/held_pages.hpp"
 #include "memhandover/ledger/chunk_counts.hpp"
+#include "memhandover/ledger/client_entries.hpp"
 #include "memhandover/ledger/client_kinds.hpp"
 #include "memhandover/ledger/client_mailbox.hpp"
+#include "memhandover/ledger/demand_order.hpp"
 #include "memhandover/ledger/pool_account.hpp"
+#include "memhandover/ledger/promised_chunks.hpp"
 #include "memhandover/parking/return_estimate.hpp"
 #include "memhandover/parking/tenant_parking.hpp"
 
@@ -118,6 +125,20 @@ void of_client_kinds(ledger_view const& view, std::uint32_t slot) {
   }
 }
 
+void of_work_report(tenant_client const& client) {
+  work_report report{client.mailbox(), client.files().doorbell.get()};
+  report.begins();
+  report.renew();
+  report.drained(true);
+}
+
+void of_work_report(ledger_view const& view) {
+  // the server, whenever it is rung, and when that has passed
+  if (auto const seen = work_of_engines(view, monotonic_ns()); seen.works) {
+    // … is held until seen.until_ns …
+  }
+}
+
 void of_pause_lease(ledger_header& header) {
   pause_lease lease{header.pause_until_ns, 100ms};
   auto const claim = lease.add(steady_clock::now() + 800ms);
@@ -146,6 +167,12 @@ void of_error() {
 void of_pool_account(ledger_view const& view, std::uint32_t slot) {
   account_of(view, slot);
   remedies(view, slot);
+}
+
+void of_promised_chunks(ledger_view const& view, std::uint32_t slot, std::uint32_t number,
+                        std::span<std::uint32_t const> chunks) {
+  promise(view, slot, number, chunks);                 // the client, of that demand
+  auto const foreseen = promised(view, slot, number);  // the server; nothing before that
 }
 
 void of_pool_creation() {
@@ -231,6 +258,24 @@ void of_return_estimate() {
   coming.expected(4, 0);
 }
 
+void of_standing(ledger_view const& view, std::uint32_t slot) {
+  write_client(view, slot, {.kind = client_kind::training, .standing = {priority::high, 12}});
+  auto const of = standing_of(view.clients()[slot], view.header().chunk_count);
+  of.least_chunks;
+}
+
+void of_job_wish(pool_shape const& shape) {
+  auto wish = job_wish_in(environment("SLUICE_PRIORITY"), environment("SLUICE_MIN_MEMORY"));
+  wish.chunks_of(shape);
+}
+
+void of_demand_order(std::vector<giver> const& givers, std::uint32_t missing,
+                     void (*ask)(std::uint32_t, std::uint32_t, bool)) {
+  while (auto const next = next_demand(givers, missing)) {
+    ask(next->slot, next->chunks, next->may_park);
+  }
+}
+
 void of_host_copy_share(host_copy_share& share) {
   auto const taken = share.copies().hold(1, share.holder());
   auto const where = share.at(taken.front().slot);
@@ -246,6 +291,13 @@ void of_pinned_copies(host_copy_share* share, std::shared_ptr<cuda_driver const>
 struct stock_of_chunks {
   std::vector<std::uint32_t> (*take)(std::uint32_t);
 };
+
+void of_mapping_ahead(device_memory& memory, std::span<std::uint32_t const> foreseen,
+                      std::span<std::uint32_t const> had) {
+  mapping_ahead ahead{memory};
+  ahead.map(foreseen);
+  auto const there = ahead.put_right(had);
+}
 
 void of_tenant_parking(std::mutex& mutex, device_memory& memory, host_copy_share& copies,
                        std::shared_ptr<cuda_driver const> const& driver,

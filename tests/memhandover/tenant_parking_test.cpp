@@ -79,6 +79,9 @@ class tenant_parking_test : public testing::Test {
   chunk_space space_{memory_, 32, 64, chunk_space::backing::pool};
   chunk_space other_{memory_, 32, 64, chunk_space::backing::pool};
   indices given_;
+  tenant_parking::taker const note_ = [this](std::span<std::uint32_t const> given) {
+    given_.insert(given_.end(), given.begin(), given.end());
+  };
 
   static indices numbers(std::uint32_t from, std::uint32_t count) {
     indices result(count);
@@ -107,8 +110,7 @@ class tenant_parking_test : public testing::Test {
       tenant_parking& parking, std::uint32_t count,
       std::function<bool()> const& goes_on = [] { return true; }) {
     std::array<chunk_space*, 2> const spaces{&space_, &other_};
-    parking.take(
-        spaces, count, [this](std::uint32_t given) { given_.push_back(given); }, goes_on);
+    parking.take(spaces, count, note_, goes_on);
   }
   /// As if others had had the chunks that were given.
   void overwrite_given() {
@@ -228,13 +230,29 @@ TEST_F(tenant_parking_test, kept_copies_give_way_to_who_needs_the_slot) {
   ASSERT_EQ(stolen.size(), 4U);
   fill(other_, 10, 1);
   std::array<chunk_space*, 2> const spaces{&other_, &space_};
-  parking.take(
-      spaces, 7, [this](std::uint32_t given) { given_.push_back(given); }, [] { return true; });
+  parking.take(spaces, 7, note_, [] { return true; });
   EXPECT_EQ(parking.parked().all(), 2U) << "as many as it has slots";
   EXPECT_EQ(parking.lost(), std::nullopt);
   overwrite_given();
   parking.bring_back(given_);
   EXPECT_TRUE(is_intact(space_, 0, 6) && is_intact(other_, 10, 1));
+}
+
+TEST_F(tenant_parking_test, what_will_go_is_said_before_any_of_it_has_gone) {
+  fill(space_, 0, 4);
+  fill(other_, 10, 3);
+  EXPECT_GT(space_.free(space_.at(1)), 0U);
+  tenant_parking parking{mutex_, memory_, share_, nullptr};
+  std::array<chunk_space*, 2> const spaces{&space_, &other_};
+  std::vector<indices> said;
+  parking.take(
+      spaces, 5, note_, [] { return true; },
+      [&](std::span<std::uint32_t const> chosen) {
+        EXPECT_TRUE(given_.empty());
+        said.emplace_back(chosen.begin(), chosen.end());
+      });
+  EXPECT_EQ(said, (std::vector<indices>{{1, 0, 2, 3, 10}}));
+  EXPECT_EQ(given_, said.front());
 }
 
 TEST_F(tenant_parking_test, it_stops_when_nobody_wants_it_any_more_and_may_go_on_later) {
@@ -449,8 +467,7 @@ class parking_own_pages_test : public tenant_parking_test {
   void take_own(
       std::uint32_t count, std::function<bool()> const& goes_on = [] { return true; }) {
     std::array<chunk_space*, 1> const spaces{&own_};
-    parking_->take(
-        spaces, count, [this](std::uint32_t given) { given_.push_back(given); }, goes_on);
+    parking_->take(spaces, count, note_, goes_on);
   }
 
   chunk_space own_{memory_, 32, 64, chunk_space::backing::process};
@@ -490,9 +507,7 @@ TEST_F(parking_on_disk_test, a_processs_own_pages_go_there_and_come_back) {
   tenant_parking parking{mutex_, memory_, *disk_share_, nullptr, std::move(pages)};
   std::array<chunk_space*, 1> const spaces{&own};
   auto const take_own = [&](std::uint32_t count) {
-    parking.take(
-        spaces, count, [this](std::uint32_t given) { given_.push_back(given); },
-        [] { return true; });
+    parking.take(spaces, count, note_, [] { return true; });
   };
   take_own(8);
   EXPECT_EQ(parking.parked().disk, 4U);

@@ -59,9 +59,10 @@ void rank_of_job::split() const {
   report("parent", reduce(from, to[1]));
   synchronise();
   report("destroy", ncclCommDestroy(child));
-  report("others may wait", gate->agreement()->has_communicators() == 1 ? 0 : 1);
+  int const alone = number_in("ALONE", 0);
+  report("others may wait", gate->agreement()->others_may_wait() == alone ? 0 : 1);
   report("destroy the last", ncclCommDestroy(all));
-  report("nobody waits", gate->agreement()->has_communicators() == 0 ? 0 : 1);
+  report("nobody waits", gate->agreement()->others_may_wait() == 0 ? 0 : 1);
   std::printf("%d %d\n", to[0], to[1]);
 }
 

@@ -204,8 +204,12 @@ TEST_P(job_on_two_hosts, ranks_that_differ_are_told_both_calls) {
   }
 }
 
+/// So that a job is still at work when a rank dies or its host has been cut off, however busy the machine is.
+variables::value_type const long_enough{"PACE_US", "10000"};
+
 TEST_P(job_on_two_hosts, a_rank_that_is_killed_is_named_to_those_on_the_other_host) {
-  start("deaths", {{"DIES", "2"}, {"DIES_AFTER_US", "300000"}, {"SLUICE_LOST_AFTER", "2"}});
+  start("deaths",
+        {{"DIES", "2"}, {"DIES_AFTER_US", "300000"}, {"SLUICE_LOST_AFTER", "8"}, long_enough});
   auto const became = all.wait_for_all();
   for (std::size_t const rank : {0, 1}) {
     EXPECT_THAT(became[rank],
@@ -215,7 +219,8 @@ TEST_P(job_on_two_hosts, a_rank_that_is_killed_is_named_to_those_on_the_other_ho
 }
 
 TEST_P(job_on_two_hosts, a_rank_that_is_killed_on_the_same_host_is_named_to_all) {
-  start("deaths", {{"DIES", "1"}, {"DIES_AFTER_US", "300000"}, {"SLUICE_LOST_AFTER", "600"}});
+  start("deaths",
+        {{"DIES", "1"}, {"DIES_AFTER_US", "300000"}, {"SLUICE_LOST_AFTER", "600"}, long_enough});
   auto const became = all.wait_for_all();
   for (std::size_t const rank : {0, 2}) {  // by its process, long before it counts as silent
     EXPECT_THAT(became[rank], AllOf(ended_well, says("ended with 6\n"),
@@ -227,7 +232,8 @@ TEST_P(job_on_two_hosts, a_rank_that_is_stopped_for_too_long_is_named) {
   start("deaths", {{"DIES", "2"},
                    {"DIES_BY", std::to_string(SIGSTOP)},
                    {"DIES_AFTER_US", "300000"},
-                   {"SLUICE_LOST_AFTER", "2"}});
+                   {"SLUICE_LOST_AFTER", "8"},
+                   long_enough});
   for (std::size_t const rank : {0, 1}) {
     EXPECT_THAT(all.wait(rank),
                 AllOf(ended_well, says("ended with 6\n"),
@@ -241,7 +247,7 @@ TEST_P(job_on_two_hosts, a_rank_that_is_stopped_for_too_long_is_named) {
 }
 
 TEST_P(job_on_two_hosts, a_store_that_dies_ends_all_waits) {
-  start("deaths", {{"SLUICE_LOST_AFTER", "8"}});
+  start("deaths", {{"SLUICE_LOST_AFTER", "8"}, long_enough});
   ASSERT_TRUE(has_begun(50, 3));
   store->kill(SIGKILL);
   EXPECT_THAT(all.wait_for_all(),
@@ -250,7 +256,7 @@ TEST_P(job_on_two_hosts, a_store_that_dies_ends_all_waits) {
 }
 
 TEST_P(job_on_two_hosts, a_store_that_only_does_not_answer_ends_all_waits) {
-  start("deaths", {{"SLUICE_LOST_AFTER", "8"}});
+  start("deaths", {{"SLUICE_LOST_AFTER", "8"}, long_enough});
   ASSERT_TRUE(has_begun(50, 3));
   store->kill(SIGSTOP);
   EXPECT_THAT(all.wait_for_all(),
@@ -258,7 +264,7 @@ TEST_P(job_on_two_hosts, a_store_that_only_does_not_answer_ends_all_waits) {
 }
 
 TEST_P(job_on_two_hosts, where_the_cable_is_pulled_both_sides_leave_their_waits) {
-  start("deaths", {{"SLUICE_LOST_AFTER", "8"}});
+  start("deaths", {{"SLUICE_LOST_AFTER", "8"}, long_enough});
   ASSERT_TRUE(has_begun(50, 3));
   hosts->pull_cable();
   auto const became = all.wait_for_all();

@@ -195,6 +195,12 @@ TEST_P(job, what_is_split_off_has_numbers_of_its_own) {
   EXPECT_THAT(left(), IsEmpty());
 }
 
+TEST_P(job, ranks_that_cannot_meet_may_be_waited_for) {
+  auto const all = run("split", {{"SLUICE_RUNTIME_DIR", ""}, {"ALONE", "1"}});
+  EXPECT_THAT(all, Each(ended_well));
+  EXPECT_THAT(all, Each(::testing::Field(&ended::output, "3 3\n")));
+}
+
 TEST_P(job, a_group_in_which_a_communicator_is_made_goes_to_nccl_as_it_is) {
   auto const all = run("'split in group'");
   EXPECT_THAT(all, Each(ended_well));

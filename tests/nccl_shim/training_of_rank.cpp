@@ -120,6 +120,7 @@ void rank_of_job::deaths() const {
       }
     }
   }}.detach();
+  std::chrono::microseconds const pace{number_in("PACE_US", 50)};
   static std::array<int, sluice::fake_nccl::most_collectives> from{};
   static std::array<int, sluice::fake_nccl::most_collectives> to{};
   for (std::size_t i = 0; i < from.size(); ++i) {
@@ -127,7 +128,7 @@ void rank_of_job::deaths() const {
       std::printf("ended with %d\n", result);
       return;
     }
-    std::this_thread::sleep_for(50us);
+    std::this_thread::sleep_for(pace);
   }
   std::printf("nobody has died\n");
 }

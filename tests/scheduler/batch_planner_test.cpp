@@ -7,25 +7,19 @@
 #include <set>
 #include <stdexcept>
 
+#include "tests/scheduler/micro_batch_cost.hpp"
+
 namespace sluice::scheduler {
 namespace {
 
 constexpr std::uint64_t plenty = 1'000'000'000;
 
-/// A job that needs 1 000 + 100 n bytes and 10 ms + n · 1 ms for a micro-batch of n.
+/// A job with these costs.
 struct job {
-  std::uint64_t base_bytes = 1000;
-  std::uint64_t bytes_per_sample = 100;
-  double base_s = 0.010;
-  double s_per_sample = 0.001;
-
-  std::uint64_t bytes(std::uint64_t n) const { return base_bytes + bytes_per_sample * n; }
-  seconds time(std::uint64_t n) const {
-    return seconds{base_s + s_per_sample * static_cast<double>(n)};
-  }
+  micro_batch_cost cost{};
 
   void run(batch_planner& planner, std::uint64_t n) const {
-    planner.committed(n, bytes(n), time(n));
+    planner.committed(n, cost.bytes(n), cost.time(n));
   }
   /// One step: every slice that the planner asks for runs, if it fits. Returns the sizes.
   std::vector<std::uint64_t> step(batch_planner& planner, std::uint64_t global,
@@ -36,7 +30,7 @@ struct job {
       if (next.wait || next.samples == 0 || sizes.size() > 10'000) {
         return sizes;
       }
-      if (bytes(next.samples) > arena) {
+      if (cost.bytes(next.samples) > arena) {
         planner.out_of_memory(next.samples, arena);
         continue;
       }
@@ -101,7 +95,7 @@ TEST(batch_planner, fits_the_micro_batch_into_the_arena) {
   EXPECT_EQ(next.needed_bytes, 4200U);
   for (std::uint64_t arena = 1200; arena < 9000; arena += 50) {
     auto const n = planner.plan({.remaining_samples = 6400, .arena_bytes = arena}).samples;
-    EXPECT_LE(j.bytes(n), arena) << arena;
+    EXPECT_LE(j.cost.bytes(n), arena) << arena;
   }
 }
 
@@ -134,7 +128,7 @@ TEST(batch_planner, while_nothing_is_taken_away_cuts_alike_whatever_time_is_meas
 
 TEST(batch_planner, stops_growing_back_where_doubling_gains_less_than_two_percent) {
   batch_planner planner{{.largest = 4096}};
-  job const j{.base_s = 0.0021};  // gain of doubling: 2.1/(2.1 + 2n) < 2 % from n = 51.45
+  job const j{{.base_s = 0.0021}};  // gain of doubling: 2.1/(2.1 + 2n) < 2 % from n = 51.45
   j.run(planner, 16);
   j.run(planner, 32);
   EXPECT_EQ(planner.plan({.remaining_samples = 4096, .arena_bytes = plenty}).samples, 4096U);
@@ -162,7 +156,7 @@ TEST(batch_planner, looks_again_at_a_size_that_it_has_left) {
   batch_planner planner{{.largest = 128}};
   job const j;
   planner.discarded(128);
-  planner.committed(64, j.bytes(64), 3.0 * j.time(64));  // beside a burst of requests
+  planner.committed(64, j.cost.bytes(64), 3.0 * j.cost.time(64));  // beside a burst of requests
   j.run(planner, 32);
   int left_for = 1;
   while (planner.plan({.remaining_samples = 640, .arena_bytes = plenty}).samples < 64) {
@@ -181,13 +175,13 @@ TEST(batch_planner, is_not_misled_by_one_slow_micro_batch) {
     j.run(planner, 32);
     j.run(planner, 16);
   }
-  planner.committed(32, j.bytes(32), seconds{10.0});  // a pause that nobody subtracted
+  planner.committed(32, j.cost.bytes(32), seconds{10.0});  // a pause that nobody subtracted
   EXPECT_NEAR(planner.seconds_per_micro_batch().slope, 0.001, 1e-6);
 }
 
 TEST(batch_planner, halves_after_a_discard_and_grows_back) {
   batch_planner planner{{.largest = 64}};
-  job const j{.base_s = 1.0};  // so that throughput always gains
+  job const j{{.base_s = 1.0}};  // so that throughput always gains
   j.run(planner, 64);
   planner.discarded(64);
   std::uint64_t n = planner.plan({.remaining_samples = 1u << 20U, .arena_bytes = plenty}).samples;
@@ -229,7 +223,7 @@ TEST(batch_planner, finds_a_size_that_fits_after_running_out_of_memory) {
 
 TEST(batch_planner, does_not_run_out_of_memory_again_and_again) {
   batch_planner planner{{.largest = 64}};
-  job const j{.base_s = 1.0};
+  job const j{{.base_s = 1.0}};
   for (int step = 0; step < 10; ++step) {
     (void)j.step(planner, 256, 5000);
   }
@@ -238,7 +232,7 @@ TEST(batch_planner, does_not_run_out_of_memory_again_and_again) {
     std::uint64_t remaining = 256;
     while (remaining > 0) {
       auto const n = planner.plan({.remaining_samples = remaining, .arena_bytes = 5000}).samples;
-      if (j.bytes(n) > 5000) {
+      if (j.cost.bytes(n) > 5000) {
         ++failures;
         planner.out_of_memory(n, 5000);
         continue;
@@ -273,7 +267,7 @@ TEST(batch_planner, tries_one_sample_where_only_an_extrapolation_forbids_it) {
 TEST(batch_planner, forgets_that_it_ran_out_of_memory) {
   batch_planner planner{{.largest = 64}};
   planner.out_of_memory(64, 10'000);
-  job const j{.base_s = 1.0};
+  job const j{{.base_s = 1.0}};
   std::uint64_t n = 0;
   for (int i = 0; i < 100; ++i) {
     n = planner.plan({.remaining_samples = 1u << 20U, .arena_bytes = 10'000}).samples;
@@ -293,7 +287,7 @@ TEST(batch_planner, with_a_fixed_size_keeps_it_after_everything) {
   EXPECT_EQ(planner.plan({.remaining_samples = 4, .arena_bytes = plenty}).samples, 4U);
   EXPECT_TRUE(planner.plan({.remaining_samples = 100, .arena_bytes = 5000}).wait);
   EXPECT_EQ(planner.plan({.remaining_samples = 100, .arena_bytes = 5000}).needed_bytes,
-            j.bytes(48));
+            j.cost.bytes(48));
 }
 
 TEST(batch_planner, waits_for_no_more_than_its_size_has_run_in) {
@@ -324,7 +318,7 @@ TEST(batch_planner, does_not_wait_for_what_a_size_has_needed_at_first_alone) {
 
 TEST(batch_planner, keeps_a_size_in_as_much_as_it_has_run_in) {
   batch_planner planner{{.largest = 64}};
-  job const j{.base_s = 1.0};
+  job const j{{.base_s = 1.0}};
   j.run(planner, 16);
   j.run(planner, 64);  // in 7 400 bytes
   EXPECT_EQ(planner.plan({.remaining_samples = 256, .arena_bytes = 7400}).samples, 64U);

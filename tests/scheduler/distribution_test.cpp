@@ -103,5 +103,55 @@ TEST(distribution, says_its_excesses_in_one_go_as_one_by_one) {
   }
 }
 
+TEST(distribution, condensed_is_nearly_the_same_of_far_fewer_parts) {
+  std::vector<distribution::part> parts;
+  for (int i = 0; i < 5000; ++i) {  // exponential by its quantiles, and a tail of ten times as much
+    double const share = (i + 0.5) / 5000.0;
+    parts.push_back({.weight = 1.0, .mean = seconds{-0.1 * std::log(1.0 - share)}});
+    parts.push_back({.weight = 0.05, .mean = seconds{1.0 + share}, .scv = 1.0});
+  }
+  auto const all = distribution::mixture(parts);
+  auto const few = all.condensed(512);
+  EXPECT_NEAR(few.mean().count(), all.mean().count(), 1e-9);
+  EXPECT_NEAR(few.second_moment_s2(), all.second_moment_s2(), 1e-9);
+  for (double const x : {0.01, 0.05, 0.1, 0.3, 1.0, 3.0}) {
+    EXPECT_NEAR(few.cdf(seconds{x}), all.cdf(seconds{x}), 0.01) << x;
+    EXPECT_NEAR(few.mean_excess(seconds{x}).count(), all.mean_excess(seconds{x}).count(), 1e-3)
+        << x;
+  }
+}
+
+TEST(distribution, of_constants_has_nearly_the_same_tails) {
+  auto const curved = distribution::mixture({{.weight = 1.0, .mean = seconds{0.1}, .scv = 1.0},
+                                             {.weight = 0.2, .mean = seconds{0.5}, .scv = 4.0},
+                                             {.weight = 0.3, .mean = seconds{0.2}}});
+  auto const straight = curved.of_constants(64);
+  EXPECT_NEAR(straight.mean().count(), curved.mean().count(), 1e-6);
+  EXPECT_NEAR(straight.second_moment_s2(), curved.second_moment_s2(), 1e-6);
+  for (double const x : {0.003, 0.05, 0.15, 0.3, 1.0, 3.0}) {
+    EXPECT_NEAR(straight.cdf(seconds{x}), curved.cdf(seconds{x}), 0.02) << x;
+    EXPECT_NEAR(straight.mean_excess(seconds{x}).count(), curved.mean_excess(seconds{x}).count(),
+                4e-3)
+        << x;
+  }
+  auto const constant = distribution::mixture({{.weight = 1.0, .mean = seconds{0.2}}});
+  EXPECT_EQ(constant.of_constants(8).cdf(seconds{0.19}), 0.0);
+}
+
+TEST(distribution, condensed_keeps_what_is_small_and_constants) {
+  auto const two = distribution::mixture(
+      {{.weight = 1.0, .mean = seconds{1.0}}, {.weight = 2.0, .mean = seconds{3.0}}});
+  EXPECT_EQ(two.condensed(2).cdf(seconds{2.0}), two.cdf(seconds{2.0}));
+  std::vector<double> const same(1000, 0.25);
+  auto const constant = distribution::of_samples(same).condensed(8);
+  EXPECT_EQ(constant.cdf(seconds{0.249}), 0.0);
+  EXPECT_NEAR(constant.cdf(seconds{0.251}), 1.0, 1e-12);
+  std::vector<double> rare(1000, 0.0);
+  rare.back() = 5.0;
+  auto const mostly_nothing = distribution::of_samples(rare).condensed(8);
+  EXPECT_NEAR(mostly_nothing.mean().count(), 0.005, 1e-12);
+  EXPECT_NEAR(mostly_nothing.second_moment_s2(), 0.025, 1e-12);
+}
+
 }  // namespace
 }  // namespace sluice::scheduler

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <limits>
 #include <random>
 #include <stdexcept>
 
@@ -110,6 +111,18 @@ TEST(arrival_rates, plan_for_the_fast_estimate_only_when_traffic_really_rises) {
   EXPECT_GT(rates.fast(at(now)), 10.0);
   EXPECT_LT(rates.slow(at(now)), 4.0);
   EXPECT_DOUBLE_EQ(rates.planned(at(now)), rates.fast(at(now)));
+}
+
+TEST(gap_histogram, knows_the_mean_rate_of_what_it_has_seen) {
+  gap_histogram gaps;
+  for (int i = 0; i < 29; ++i) {
+    gaps.add(seconds{2.0});
+  }
+  EXPECT_FALSE(gaps.mean_rate_per_s()) << "a few gaps are no mean";
+  for (int i = 0; i < 5000; ++i) {
+    gaps.add(seconds{i % 2 == 0 ? 1.0 : 3.0});
+  }
+  EXPECT_NEAR(gaps.mean_rate_per_s().value_or(0.0), 0.5, 0.001);
 }
 
 TEST(gap_histogram, is_poisson_before_it_has_seen_anything) {
@@ -231,6 +244,14 @@ TEST(dispersion_index, counts_a_long_silence_as_empty_windows) {
   EXPECT_FALSE(at_once.value(at(1e7)).has_value());  // all forgotten
 }
 
+TEST(dispersion_index, can_be_recalled_after_a_clock_has_leapt) {
+  dispersion_index leapt{1s, at(0.0)};
+  leapt.count(at(1e300));
+  dispersion_index next{1s, at(0.0)};
+  EXPECT_NO_THROW(next.recall(leapt.kept(at(1.1e300)), 1s, at(0.0)));
+  EXPECT_FALSE(next.value(at(1.0)).has_value());
+}
+
 TEST(duration_window, starts_with_its_prior_and_ends_with_its_samples) {
   duration_window window{{.mean = 1s, .scv = 0.5}};
   EXPECT_DOUBLE_EQ(window.estimate().mean().count(), 1.0);
@@ -291,6 +312,42 @@ TEST(attainment_window, counts_a_late_report_as_of_now) {
   window.add(at(3.0), false);
   EXPECT_EQ(window.read(at(100.0)).requests, 2U);
   EXPECT_EQ(window.read(at(3.0)).within, 1U);
+}
+
+TEST(copy_time, is_what_a_load_takes_more_for_each_share_that_is_copied) {
+  copy_time seen;
+  EXPECT_FALSE(seen.of_all());
+  seen.add(1.0, seconds{0.5});
+  EXPECT_DOUBLE_EQ(seen.of_all()->count(), 0.5)
+      << "nothing is known of a part that is always there";
+  seen.add(0.5, seconds{0.4});
+  EXPECT_NEAR(seen.of_all()->count(), 0.2, 1e-9);
+  for (int i = 0; i < 1000; ++i) {
+    seen.add(0.25, seconds{0.35});
+  }
+  EXPECT_NEAR(seen.of_all()->count(), 0.2, 1e-6);
+}
+
+TEST(copy_time, is_none_where_a_load_takes_as_long_whatever_it_copies) {
+  copy_time seen;
+  for (double const share : {1.0, 0.5, 0.1}) {
+    seen.add(share, seconds{0.3});
+  }
+  EXPECT_NEAR(seen.of_all()->count(), 0.0, 1e-9);
+  seen.add(0.01, seconds{5.0});
+  EXPECT_EQ(seen.of_all()->count(), 0.0) << "never less";
+}
+
+TEST(copy_time, stays_a_number_whatever_it_is_told) {
+  constexpr double infinite = std::numeric_limits<double>::infinity();
+  copy_time seen;
+  for (double const share : {-1.0, 0.0, 1e-300, 7.0, infinite}) {
+    for (double const time : {-1.0, 0.0, 1e300, infinite}) {
+      seen.add(share, seconds{time});
+      auto const found = seen.of_all();
+      EXPECT_TRUE(!found || (found->count() >= 0.0 && std::isfinite(found->count())));
+    }
+  }
 }
 
 }  // namespace

@@ -47,5 +47,17 @@ TEST(gamma_survival, is_one_at_and_below_zero) {
   EXPECT_EQ(gamma_step(2.5, 0.0), 0.0);
 }
 
+TEST(gamma_tail, is_both_at_once) {
+  for (double const shape : {0.2, 1.0, 1.7, 4.0, 8.0, 9.0, 30.0, 9999.0}) {
+    EXPECT_EQ(gamma_tail_at(shape, 0.0).survival, 1.0);
+    EXPECT_EQ(gamma_tail_at(shape, 0.0).step, 0.0);
+    for (double const ratio : {0.01, 0.5, 1.0, 1.6, 20.0}) {
+      auto const [survival, step] = gamma_tail_at(shape, ratio * shape);
+      EXPECT_EQ(survival, gamma_survival(shape, ratio * shape)) << shape << ' ' << ratio;
+      EXPECT_NEAR(step, gamma_step(shape, ratio * shape), 1e-12 * step) << shape << ' ' << ratio;
+    }
+  }
+}
+
 }  // namespace
 }  // namespace sluice::scheduler::detail

@@ -13,17 +13,24 @@
 #include "scheduler/bursts.hpp"
 #include "scheduler/calibration.hpp"
 #include "scheduler/detail/interval_window.hpp"
+#include "scheduler/device_demands.hpp"
 #include "scheduler/distribution.hpp"
 #include "scheduler/estimators.hpp"
+#include "scheduler/eviction.hpp"
 #include "scheduler/hold_choice.hpp"
+#include "scheduler/joint_choice.hpp"
 #include "scheduler/keep_warm.hpp"
 #include "scheduler/model_controller.hpp"
 #include "scheduler/parallelism.hpp"
 #include "scheduler/parking_turns.hpp"
 #include "scheduler/partial_warmth.hpp"
 #include "scheduler/pause_budget.hpp"
+#include "scheduler/periods.hpp"
+#include "scheduler/placement.hpp"
 #include "scheduler/queueing.hpp"
+#include "scheduler/recomputation.hpp"
 #include "scheduler/reserve.hpp"
+#include "scheduler/retries.hpp"
 #include "scheduler/run_ahead.hpp"
 #include "scheduler/shared_executors.hpp"
 #include "scheduler/shared_server.hpp"
@@ -87,6 +94,31 @@ void of_estimators(instant start, instant now) {
   rates.slow(now);
 }
 
+void of_eviction() {
+  std::vector<resident_model> const there{{.bytes = 4_GiB, .loss_per_s = 0.2},
+                                          {.bytes = 2_GiB, .loss_per_s = 0.05}};
+  models_to_release(there, 1_GiB);
+}
+
+void of_joint_choice() {
+  std::vector<std::vector<kept_option>> const models{
+      {{.held_bytes = 10e9, .loss_per_s = 0.0}, {.held_bytes = 1e9, .loss_per_s = 0.2}},
+      {{.held_bytes = 6e9, .loss_per_s = 0.0}, {.held_bytes = 1e9, .loss_per_s = 0.4}}};
+  auto const made = choose_together(models, 8e9);
+  made.options;
+}
+
+void of_retries(instant now) {
+  retries again;
+  again.on_refusal(retries::mark_of("order-17"), now, 2s);
+  again.take(retries::mark_of("order-17"), now + 2s);
+}
+
+void of_what_estimators_keep(arrival_rates const& rates, instant now) {
+  arrival_rates next{now};
+  next.recall(rates.kept(now), 30s, now);
+}
+
 void of_distribution(std::vector<double> const& window) {
   auto service = distribution::gamma(100ms, 1.0);
   auto measured = distribution::of_samples(window);
@@ -98,6 +130,11 @@ void of_keep_warm(distribution const& gaps) {
   keep_warm_costs const costs{.per_held_s = 1.0, .per_load = 2.0};
   auto const best = cheapest_timeout(gaps, costs);
   best.idle_timeout;
+}
+
+void of_experience(model_controller& model, model_settings const& settings, instant now) {
+  model_controller next{settings, now};
+  next.recall(model.learnt(now), 30s, now);
 }
 
 void of_model_controller(objective const& slo, instant now,
@@ -147,6 +184,23 @@ void of_pause_budget(pause_budget::time_point now, pause_budget::time_point ende
   }
 }
 
+void of_periods(instant now, seconds load_time, instant& load_at) {
+  period_estimator seen;
+  seen.count(now);
+  if (auto const bunch = seen.next(now)) {
+    load_at = bunch->begins - load_time;
+  }
+}
+
+void of_placement(distribution const& small, distribution const& large,
+                  std::vector<placement_device> const& devices) {
+  std::vector<placeable_model> const models{
+      {.bytes = 4_GiB, .arrivals_per_s = 20.0, .service = small, .latency = 100ms},
+      {.bytes = 30_GiB, .arrivals_per_s = 1.0, .service = large, .latency = 2s}};
+  auto const found = place_by_attainment(models, devices, {});
+  found.devices_of[0];
+}
+
 void of_queueing() {
   queue_load demand{.arrivals_per_s = 0.5,
                     .service = distribution::gamma(100ms, 1.0),
@@ -159,6 +213,20 @@ void of_parallelism() {
   parallelism models{4};
   models.add(7, 2.0, 30ms);  // model 7 has computed beside one other
   models.bound();            // so many at most from now on
+}
+
+void of_recomputation(std::uint64_t remaining, std::uint64_t free_to_us, std::uint64_t bytes,
+                      seconds took) {
+  recomputing_planner planner{{.largest = 64}, true};
+  while (remaining > 0) {
+    auto const [next, recompute] =
+        planner.plan({.remaining_samples = remaining, .arena_bytes = free_to_us});
+    if (next.wait) {
+      continue;
+    }
+    planner.committed(recompute, next.samples, bytes, took);
+    remaining -= next.samples;
+  }
 }
 
 void of_reserve(std::uint64_t chunk_bytes, memhandover::serving_pool& pool,
@@ -190,6 +258,16 @@ void of_shared_executors(distribution const& small, distribution const& large) {
                                          {.arrivals_per_s = 1.0, .service = large}};
   auto const beside = predict_together(models, {.at_once = 1});
   attainment_model{small, {}, 50ms, beside[0]}.at(20.0);
+}
+
+void of_device_demands(std::size_t models, std::vector<shared_model> const& demands,
+                       model_controller& controller, instant now) {
+  device_demands asked{now};
+  asked.add(now, 20ms);  // a request was computed, whosever it was
+  if (asked.has_moved(now, models)) {
+    asked.predict(now, demands, {.at_once = 1});  // of all models, then decide for each of them
+  }
+  controller.tick(now, asked.beside(7));
 }
 
 void of_shared_server(distribution const& small, distribution const& large) {

@@ -200,7 +200,7 @@ TEST(model_controller, queues_an_overload_where_the_policy_says_so) {
   auto const t = server.run_until(300.0);
   EXPECT_EQ(server.report().warm.reason, shortfall::overloaded);
   EXPECT_EQ(t.refused, 0);
-  EXPECT_EQ(server.report().warm.chosen.idle_timeout, forever);
+  EXPECT_LT(server.report().warm.chosen.released_fraction, 1e-3);
 }
 
 TEST(model_controller, spreads_refusals_evenly) {
@@ -249,6 +249,26 @@ TEST(model_controller, counts_what_it_was_told) {
   EXPECT_FALSE(report.dispersion.has_value());
 }
 
+TEST(model_controller, takes_the_load_of_a_part_for_what_all_would_have_taken) {
+  auto of_all = settings(0.9, 0.5);
+  auto of_parts = of_all;
+  of_parts.resident_parts = 4;
+  model_controller whole{of_all, at(0.0)};
+  model_controller part{of_parts, at(0.0)};
+  for (int i = 0; i < 300; ++i) {
+    whole.on_load(at(i), seconds{1.1}, seconds{0.1});
+    double const share = i < 20 ? 1.0 : 0.25;
+    part.on_load(at(i), seconds{0.1 + 0.2 + 0.8 * share}, seconds{0.1}, share);
+  }
+  EXPECT_NEAR(whole.tick(at(300.0)).warm.load_mean.count(), 1.1, 0.02);
+  auto const made = part.tick(at(300.0)).warm;
+  EXPECT_NEAR(made.load_mean.count(), 1.1 - part.resident_share() * 0.8, 0.02);
+  EXPECT_EQ(part.resident_share(), 0.25 * made.chosen.parts);
+
+  of_parts.resident_parts = 0;
+  EXPECT_THROW((model_controller{of_parts, at(0.0)}), std::invalid_argument);
+}
+
 TEST(model_controller, starts_without_any_knowledge) {
   model_settings s = settings(0.9, 0.2);
   s.limits = {.min_idle = seconds{2.0}, .max_idle = seconds{30.0}};
@@ -261,6 +281,22 @@ TEST(model_controller, starts_without_any_knowledge) {
   EXPECT_EQ(report.warm.reason,
             shortfall::max_idle);  // half a second of load, nobody known to come
   EXPECT_EQ(model.idle_timeout().count(), 30.0);
+}
+
+TEST(model_controller, what_it_has_decided_is_brought_within_new_limits) {
+  auto s = settings(0.9, 0.2);
+  s.limits = {.min_idle = seconds{2.0}, .max_idle = seconds{30.0}};
+  model_controller model{s, at(0.0)};
+  (void)model.tick(at(0.0));
+  EXPECT_FALSE(model.has_news());
+  model.set_limits({.min_idle = seconds{0.0}, .max_idle = seconds{5.0}});
+  EXPECT_EQ(model.idle_timeout().count(), 5.0);
+  EXPECT_TRUE(model.has_news());
+  EXPECT_EQ(model.tick(at(1.0)).warm.chosen.idle_timeout.count(), 5.0);
+  model.set_limits({.min_idle = seconds{8.0}, .max_idle = seconds{9.0}});
+  EXPECT_EQ(model.idle_timeout().count(), 8.0);
+  EXPECT_THROW(model.set_limits({.min_idle = seconds{2.0}, .max_idle = seconds{1.0}}),
+               std::invalid_argument);
 }
 
 TEST(model_controller, is_not_disturbed_by_reports_out_of_order) {
@@ -377,6 +413,32 @@ TEST(model_controller, corrects_a_prediction_that_answers_belie_and_refuses_by_i
   play(600, 10);
   EXPECT_TRUE(report.warm.feasible());
   EXPECT_EQ(report.warm.admit_share, 1.0);
+}
+
+/// The decision after an hour in which of ten requests so many were in time, whatever was done, and then a quiet window in which all were.
+model_report after_a_busy_hour(int in_time_of_ten) {
+  model_controller model{settings(0.99, 0.5), at(0.0)};
+  std::mt19937 random{5};
+  double now = 0.0;
+  for (int i = 0; now < 4000.0; ++i) {
+    double const gap = -10.0 * std::log((static_cast<double>(random()) + 0.5) / 4294967296.0);
+    now += std::min(gap, 60.0);
+    bool const is_late = now < 3600.0 && i % 10 >= in_time_of_ten;
+    (void)model.on_arrival(at(now));
+    model.on_service(at(now), seconds{0.01}, seconds{is_late ? 2.0 : 0.1});
+    (void)model.tick(at(now));
+  }
+  return model.tick(at(now));
+}
+
+TEST(model_controller, holds_little_in_a_quiet_window_where_busy_ones_miss) {
+  auto const kept = after_a_busy_hour(10);
+  auto const broken = after_a_busy_hour(0);
+  ASSERT_TRUE(kept.warm.feasible());
+  ASSERT_EQ(kept.observed_attainment, 1.0);
+  ASSERT_EQ(broken.observed_attainment, 1.0) << "its last window is as quiet";
+  EXPECT_LT(broken.warm.chosen.idle_timeout, kept.warm.chosen.idle_timeout);
+  EXPECT_GT(broken.warm.chosen.released_fraction, kept.warm.chosen.released_fraction);
 }
 
 }  // namespace

@@ -67,6 +67,7 @@ model_settings settings_of(wild_numbers& draw) {
   s.weight_bytes = draw.below(4) == 0 ? std::numeric_limits<std::uint64_t>::max() : 1U << 30U;
   s.load.mean = seconds{draw.sane()};
   s.reject_on_miss = draw.below(2) == 0;
+  s.resident_parts = draw.below(4) == 0 ? 4 : 1;
   return s;
 }
 
@@ -81,6 +82,7 @@ void refused_or_taken(Call const& call) {
 void expect_sound(model_report const& report, model_settings const& settings) {
   auto const& made = report.warm;
   auto const is_share = [](double value) { return value >= 0.0 && value <= 1.0; };
+  ASSERT_LT(made.chosen.parts, settings.resident_parts);
   ASSERT_GE(made.chosen.idle_timeout, settings.limits.min_idle);
   ASSERT_LE(made.chosen.idle_timeout, settings.limits.max_idle);
   ASSERT_TRUE(is_share(made.chosen.attainment)) << made.chosen.attainment;
@@ -95,10 +97,11 @@ void expect_sound(model_report const& report, model_settings const& settings) {
   }
 }
 
-/// A timeout that still keeps the promise is left only for one that releases a tenth and a thousandth more.
-void expect_no_oscillation(warm_decision const& made, seconds before) {
-  auto const was = std::find_if(made.candidates.begin(), made.candidates.end(),
-                                [&](auto const& each) { return each.idle_timeout == before; });
+/// What still keeps the promise is left only for what releases a tenth and a thousandth more.
+void expect_no_oscillation(warm_decision const& made, seconds before, unsigned parts) {
+  auto const was = std::find_if(
+      made.candidates.begin(), made.candidates.end(),
+      [&](auto const& each) { return each.idle_timeout == before && each.parts == parts; });
   if (!made.changed || was == made.candidates.end() || !made.feasible() ||
       was->attainment < made.required_share) {
     return;
@@ -119,23 +122,28 @@ TEST(ticks, stay_sound_whatever_they_are_told) {
     model_controller model{settings, at(0.0)};
     double now_s = 0.0;
     seconds before = model.idle_timeout();
+    unsigned parts = 0;
     for (std::uint64_t i = 0; i < ticks_of_one && done < ticks; ++i, ++done) {
       for (auto events = draw.below(6); events > 0; --events) {
         now_s += 0.1 * draw.share();
         instant const when = at(draw.below(50) == 0 && is_wild ? draw.any() : now_s);
-        switch (draw.below(5)) {
+        switch (draw.below(6)) {
           case 0:
           case 1:
-            (void)model.on_arrival(when);
+            (void)model.on_arrival(when, draw.below(4));
             break;
           case 2:
             refused_or_taken([&] { model.on_service(when, seconds{number()}, seconds{number()}); });
             break;
           case 3:
-            model.on_failure(when);
+            model.on_failure(when, draw.below(2) == 0);
+            break;
+          case 4:
+            model.on_refused_elsewhere(when, draw.below(4), seconds{number()});
             break;
           default:
-            refused_or_taken([&] { model.on_load(when, seconds{number()}, seconds{number()}); });
+            refused_or_taken(
+                [&] { model.on_load(when, seconds{number()}, seconds{number()}, number()); });
         }
       }
       auto const beside = predict_together(
@@ -147,9 +155,19 @@ TEST(ticks, stay_sound_whatever_they_are_told) {
       ASSERT_NO_THROW(report = model.tick(at(now_s), beside[0]));
       ASSERT_NO_FATAL_FAILURE(expect_sound(report, settings));
       if (i > 0) {
-        ASSERT_NO_FATAL_FAILURE(expect_no_oscillation(report.warm, before));
+        ASSERT_NO_FATAL_FAILURE(expect_no_oscillation(report.warm, before, parts));
       }
       before = model.idle_timeout();
+      parts = report.warm.unaided_parts;
+      ASSERT_EQ(model.resident_share(), static_cast<double>(parts) / settings.resident_parts);
+      if (draw.below(100) == 0) {  // a successor goes on
+        model_controller next{settings, at(now_s)};
+        ASSERT_NO_THROW(next.recall(model.learnt(at(now_s)), seconds{draw.sane()}, at(now_s)));
+        ASSERT_EQ(next.idle_timeout(), before);
+        model = next;
+        parts = 0;
+      }
+      ASSERT_GE(model.absence_loss(at(now_s)), 0.0);
     }
   }
 }
@@ -161,8 +179,11 @@ TEST(ticks, settle_where_nothing_changes) {
                    .arrivals_per_s = draw.sane(),
                    .service = distribution::gamma(seconds{draw.sane()}, 2.0 * draw.share()),
                    .load = distribution::gamma(seconds{draw.sane()}, draw.share()),
+                   .resident_parts = draw.below(2) == 0 ? 1U : 8U,
                    .log_odds = draw.below(2) == 0 ? 0.0 : 4.0 * draw.share() - 2.0};
-    in.current = decide(in).chosen.idle_timeout;
+    auto const first = decide(in);
+    in.current = first.chosen.idle_timeout;
+    in.current_parts = first.chosen.parts;
     for (int again = 0; again < 3; ++again) {
       auto const made = decide(in);
       ASSERT_FALSE(made.changed);

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <memory>
 #include <stdexcept>
 
 #include "scheduler/queueing.hpp"
@@ -101,6 +102,69 @@ TEST(decide, releases_at_once_when_a_cold_start_is_quick_enough) {
   warm_decision const d = decide(in);
   EXPECT_TRUE(d.feasible());
   EXPECT_EQ(d.chosen.idle_timeout.count(), 0.0);
+}
+
+TEST(decide, leaves_as_many_parts_as_make_a_cold_start_quick_enough) {
+  warm_inputs in = rare_requests();
+  in.load = distribution::gamma(seconds{0.5}, 0.0);  // 100 ms too long
+  in.arrivals_per_s = 0.02;
+  auto const whole = decide(in);
+  in.resident_parts = 10;
+  auto const parts = decide(in);
+  ASSERT_TRUE(parts.feasible());
+  EXPECT_EQ(parts.chosen.parts, 3U) << "a fifth would leave nothing for waiting";
+  EXPECT_GE(parts.chosen.attainment, parts.required_share);
+  EXPECT_GT(parts.chosen.released_fraction, 0.6);
+  EXPECT_LT(whole.chosen.released_fraction, 0.3);
+  EXPECT_NEAR(parts.chosen.released_bytes, 1000.0 * parts.chosen.released_fraction, 1e-9);
+  EXPECT_NEAR(parts.load_mean.count(), 0.35, 1e-9);
+  EXPECT_EQ(parts.candidates.size(), 10 * whole.candidates.size());
+  for (std::size_t i = 0; i < whole.candidates.size(); ++i) {
+    EXPECT_EQ(parts.candidates[i].attainment, whole.candidates[i].attainment);
+    EXPECT_EQ(parts.candidates[i].parts, 0U);
+  }
+}
+
+TEST(decide, expects_parts_to_save_copies_and_no_handover) {
+  warm_inputs in = rare_requests();
+  in.load = distribution::gamma(seconds{0.5}, 0.0);
+  in.handover = seconds{0.3};
+  in.resident_parts = 2;
+  auto const d = decide(in);
+  auto const half_and_at_once = d.candidates[d.candidates.size() / 2];
+  EXPECT_EQ(half_and_at_once.parts, 1U);
+  queue_load const demand{.arrivals_per_s = 0.5,
+                          .service = in.service,
+                          .load = distribution::gamma(seconds{0.3 + 0.5 * 0.2}, 0.0)};
+  EXPECT_NEAR(half_and_at_once.mean_wait.count(),
+              mean_wait(demand, half_and_at_once.exceed).count(), 1e-9);
+}
+
+TEST(decide, leaves_no_parts_where_they_save_nothing) {
+  warm_inputs in = rare_requests();
+  in.load = distribution::gamma(seconds{0.5}, 0.0);
+  in.arrivals_per_s = 0.02;
+  in.resident_parts = 8;
+  in.copies = seconds{0.0};
+  EXPECT_EQ(decide(in).chosen.parts, 0U);
+  in.copies = seconds{0.4};
+  EXPECT_GT(decide(in).chosen.parts, 0U);
+}
+
+TEST(decide, leaves_parts_that_are_in_force_only_for_a_noticeable_gain) {
+  warm_inputs in = rare_requests();
+  in.load = distribution::gamma(seconds{0.5}, 0.0);
+  in.arrivals_per_s = 0.02;
+  in.resident_parts = 40;
+  auto const best = decide(in).chosen;
+  in.current = best.idle_timeout;
+  in.current_parts = best.parts + 1;
+  EXPECT_FALSE(decide(in).changed);
+  in.current_parts = best.parts + 20;
+  EXPECT_TRUE(decide(in).changed);
+  EXPECT_EQ(decide(in).chosen.parts, best.parts);
+  in.resident_parts = 0;
+  EXPECT_THROW((void)decide(in), std::invalid_argument);
 }
 
 TEST(decide, keeps_within_the_operators_limits) {
@@ -304,8 +368,8 @@ TEST(decide, names_neighbours_as_the_reason_and_what_would_do) {
   in.arrivals_per_s = 1.0;
   in.beside = {.by = predicted_by::classes_in_turn,
                .arrivals_per_s = 3.0,
-               .service = distribution::mixture(
-                   {{.weight = 1.0, .mean = seconds{0.1}}, {.weight = 2.0, .mean = seconds{0.4}}}),
+               .service = std::make_shared<distribution const>(distribution::mixture(
+                   {{.weight = 1.0, .mean = seconds{0.1}}, {.weight = 2.0, .mean = seconds{0.4}}})),
                .own_per_s = 1.0};
   in.explains = true;
   warm_decision const d = decide(in);
@@ -332,6 +396,37 @@ TEST(decide, says_at_what_rate_a_queue_would_do) {
   EXPECT_TRUE(decide(in).feasible());
   in.arrivals_per_s = 1.02 * d.would_do->rate_per_s;
   EXPECT_FALSE(decide(in).feasible());
+}
+
+TEST(decide, holds_a_model_only_for_what_that_mends) {
+  warm_inputs in = rare_requests();
+  in.log_odds = -6.0;  // whatever is done, most requests are late
+  double released = 0.0;
+  for (double const missed : {0.15, 0.3, 0.6}) {
+    in.missed_share = missed;
+    warm_decision const d = decide(in);
+    EXPECT_FALSE(d.feasible());
+    EXPECT_GE(d.chosen.released_fraction, released) << missed;
+    released = d.chosen.released_fraction;
+    double const warm = d.candidates.back().uncorrected;
+    EXPECT_GE(d.chosen.uncorrected, warm - 0.1 * missed) << missed;
+    EXPECT_LT(d.chosen.uncorrected, warm) << missed;
+  }
+  in.missed_share = 0.02;  // less than is permitted
+  EXPECT_EQ(decide(in).chosen.idle_timeout, in.limits.max_idle);
+}
+
+TEST(decide, knows_what_free_memory_would_bring) {
+  warm_inputs in = rare_requests();
+  in.service = distribution::gamma(seconds{0.1}, 0.0);
+  in.load = distribution::gamma(seconds{0.6}, 0.0);
+  EXPECT_EQ(decide(in).free_gain, 0.0) << "a load has no handover";
+  in.handover = seconds{0.3};
+  EXPECT_NEAR(decide(in).free_gain, 1.0, 1e-9) << "0.7 s are too late, 0.4 s are not";
+  in.handover = seconds{0.05};
+  EXPECT_EQ(decide(in).free_gain, 0.0) << "0.65 s are too late as well";
+  in.handover = in.load.mean();
+  EXPECT_NEAR(decide(in).free_gain, 1.0, 1e-9);
 }
 
 TEST(decide, believes_what_was_observed) {

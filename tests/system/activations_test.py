@@ -7,9 +7,10 @@ import signal
 
 import pytest
 import torch
+from patience import eventually
 from pauses_test import JOB, training
 from server_models import AFFINE, FILLING, Affine, Filling
-from serving import Server, eventually, floats, integer
+from serving import Server, floats, integer
 
 MIB = 2**20
 POOL = "64MiB"

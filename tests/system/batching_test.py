@@ -6,8 +6,9 @@ import concurrent.futures
 import threading
 
 import torch
+from patience import PATIENCE_SECONDS
 from server_models import AFFINE, Affine, Raising
-from serving import PATIENCE_SECONDS, floats
+from serving import floats
 
 DYNAMIC = {"max_batch_size": 8,
            "more": "dynamic_batching { max_queue_delay_microseconds: 60000000 preferred_batch_size: [ 4, 8 ] }"}

@@ -8,8 +8,9 @@ import json
 import numpy as np
 import pytest
 import torch
+from patience import PATIENCE_SECONDS
 from server_models import AFFINE, Affine
-from serving import PATIENCE_SECONDS, Server, floats
+from serving import Server, floats
 
 TYPES = {"BOOL": np.bool_, "UINT8": np.uint8, "UINT16": np.uint16, "UINT32": np.uint32, "UINT64": np.uint64,
          "INT8": np.int8, "INT16": np.int16, "INT32": np.int32, "INT64": np.int64, "FP16": np.float16,

@@ -9,8 +9,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE_SECONDS, reaches
 
-from launching import POOL, call, in_python, reaches, run, running
+from launching import POOL, call, in_python, run, running
 
 
 def may_unshare() -> bool:
@@ -42,7 +43,7 @@ def container(sluice, *, name, command=JOB):
                                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         line = process.stdout.readline()
-        assert line.startswith("ready"), (line, process.communicate(timeout=60)[1])
+        assert line.startswith("ready"), (line, process.communicate(timeout=PATIENCE_SECONDS)[1])
         process.own_pid = int(line.split()[1])
         yield process
     finally:
@@ -83,7 +84,7 @@ def test_jobs_in_containers_share_the_hosts_pool_and_are_told_apart(sluice, host
         assert (seen["a"]["pid"], seen["b"]["pid"]) == (one.own_pid, other.own_pid)
         spaces = {each["pid_namespace"] for each in seen.values()}
         assert len(spaces) == 2 and None not in spaces and namespace_of(os.getpid()) not in spaces
-        one.communicate("\n", timeout=60)
+        one.communicate("\n", timeout=PATIENCE_SECONDS)
         assert one.returncode == 0
         assert reaches(lambda: list(clients(sluice)) == ["b"])
     assert reaches(lambda: not clients(sluice))
@@ -96,7 +97,7 @@ def test_a_job_outside_shares_the_pool_of_a_broker_in_a_container(sluice):
         seen = clients(sluice)
         assert seen["outside"]["pid_namespace"] == namespace_of(os.getpid())
         assert seen["inside"]["pid_namespace"] is None
-        outside.communicate("\n", timeout=60)
+        outside.communicate("\n", timeout=PATIENCE_SECONDS)
         assert reaches(lambda: list(clients(sluice)) == ["inside"])
 
 
@@ -117,9 +118,9 @@ def test_a_container_needs_no_more_than_the_folder_at_any_path(sluice, host, run
     done = subprocess.Popen([*CONTAINER, "--ipc", "--net", "--uts", "sh", "-ec", setup, "sh", *JOB], stdin=subprocess.PIPE,
                             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
-        assert done.stdout.readline().startswith("ready"), done.communicate(timeout=60)[1]
+        assert done.stdout.readline().startswith("ready"), done.communicate(timeout=PATIENCE_SECONDS)[1]
         assert clients(sluice)["a"]["pid_namespace"] is not None
-        assert done.communicate("\n", timeout=60) and done.returncode == 0
+        assert done.communicate("\n", timeout=PATIENCE_SECONDS) and done.returncode == 0
     finally:
         done.kill()
         done.communicate()
@@ -152,7 +153,7 @@ def test_jobs_outlive_brokers_wherever_the_next_one_begins(sluice):
             now = clients(sluice)
             assert {name: each["slot"] for name, each in now.items()} == {name: each["slot"] for name, each in before.items()}
         print(f"brokers in {len(spaces)} namespaces")
-        launcher.communicate("\n", timeout=60)  # which ends its worker: a broker in a container does not see it
+        launcher.communicate("\n", timeout=PATIENCE_SECONDS)  # which ends its worker: a broker in a container does not see it
 
 
 def test_a_job_that_died_with_its_broker_is_cleaned_up_after_from_another_container(sluice):

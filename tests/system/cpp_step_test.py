@@ -74,17 +74,17 @@ def test_slices_become_smaller_where_they_do_not_fit(sluice, job, tmp_path):
     assert said["stats"]["samples"] == 1024 and said["stats"]["micro_batch"] < 512
 
 
-@pytest.mark.deadline(300)
+@pytest.mark.deadline(900)
 @pytest.mark.skipif(not all(map(shutil.which, ("cmake", "c++"))), reason="needs a compiler")
 def test_a_copy_of_the_example_is_built_by_itself_and_learns_in_the_pool(sluice, build, checkout, tmp_path):
     copy = shutil.copytree(checkout / "examples" / "train_cpp", tmp_path / "train_cpp")
     for words in (("-S", copy, "-B", tmp_path / "built", f"-Dsluice_DIR={checkout}/cmake", f"-DSLUICE_BUILD={build}",
                    f"-DSLUICE_PYTHON={sys.executable}"),
                   ("--build", tmp_path / "built")):
-        made = call("cmake", *words, timeout=270)
+        made = call("cmake", *words, timeout=None)  # it has this test's deadline
         assert made.returncode == 0, made.stdout + made.stderr
     done = call(sluice, "run", "--backend", "host", "--memory", "64MiB", "--require-pool", "--",
-                tmp_path / "built" / "train_cpp")
+                tmp_path / "built" / "train_cpp", timeout=None)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("in the pool: ")
     assert float(done.stdout.splitlines()[1].split()[0]) > 90

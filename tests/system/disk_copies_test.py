@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 from launching import call
-from parking_test import CHUNK, MIB, PARKS, eventually, pool  # noqa: F401
+from parking_test import CHUNK, MIB, PARKS, pool  # noqa: F401
+from patience import eventually
 
 MEMORY, DISK = 2 * CHUNK, 6 * CHUNK
 
@@ -41,7 +42,7 @@ def file_of(broker: int) -> Path:
 def test_contents_are_right_whatever_is_taken(disk_pool, disk_folder):
     job = disk_pool.job(512)
     parker = disk_pool.parker(3 * CHUNK, 10 * CHUNK)
-    eventually(lambda: parker.taken() >= PARKS, 120.0 + 10 * PARKS)
+    eventually(lambda: parker.taken() >= PARKS)
     assert not list(disk_folder.iterdir()), "it has no name"
     result = job.result()
     assert result["wrong pages"] == 0

@@ -8,17 +8,14 @@ import json
 import os
 import threading
 
-cuda = ctypes.CDLL("libcuda.so.1")  # the gate, which is preloaded
+from cuda_program import check, cuda, map_own
+
 runtime = ctypes.CDLL(os.environ["SLUICE_RUNTIME_LIBRARY"])
 runtime.sluice_arena_alloc.restype = ctypes.c_void_p
 runtime.sluice_arena_alloc.argtypes = [ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p]
 runtime.sluice_arena_free.argtypes = [ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p]
 
 MIB = 1 << 20
-
-
-def check(result: int) -> None:
-    assert result == 0, f"CUDA error {result}"
 
 
 def allocate(size: int) -> tuple[int, int]:
@@ -29,6 +26,10 @@ def allocate(size: int) -> tuple[int, int]:
 
 def free(address: int) -> None:
     check(cuda.cuMemFree_v2(ctypes.c_uint64(address)))
+
+
+def free_later(address: int, stream: ctypes.c_void_p) -> int:
+    return cuda.cuMemFreeAsync(ctypes.c_uint64(address), stream)
 
 
 def memory() -> list[int]:
@@ -62,16 +63,6 @@ def ways_to(address: int) -> list[int]:
             cuda.cuMemGetHandleForAddressRange(ctypes.byref(descriptor), at, size, 1, ctypes.c_uint64(0))]
 
 
-def own_memory() -> int:
-    """The address of what is made and mapped as a program does it that shares memory itself."""
-    size, handle, address = ctypes.c_size_t(64 * MIB), ctypes.c_uint64(), ctypes.c_uint64()
-    properties = (ctypes.c_int * 16)(1, 1, 1)  # pinned, exportable as a descriptor, on a device
-    check(cuda.cuMemCreate(ctypes.byref(handle), size, properties, ctypes.c_uint64(0)))
-    check(cuda.cuMemAddressReserve(ctypes.byref(address), size, ctypes.c_size_t(0), ctypes.c_uint64(0), ctypes.c_uint64(0)))
-    check(cuda.cuMemMap(address, size, ctypes.c_size_t(0), handle, ctypes.c_uint64(0)))
-    return address.value
-
-
 said = {}
 check(cuda.cuInit(0))
 said["totals"] = [total()]
@@ -87,7 +78,7 @@ segment = runtime.sluice_arena_alloc(100 * MIB, 0, None)  # two chunks of 64 MiB
 said["with an arena"] = memory()
 said["handles"] = [handle_of(mine), handle_of(segment), handle_of(mine)]
 said["ways"] = [ways_to(mine), ways_to(segment), ways_to(segment)]
-said["own"] = ways_to(own_memory())
+said["own"] = ways_to(map_own(64 * MIB))
 runtime.sluice_arena_free(segment, 100 * MIB, 0, None)
 said["with an idle arena"] = memory()
 free(mine)
@@ -145,6 +136,18 @@ other.start()
 other.join()
 said["capture"] = cuda.cuStreamEndCapture(stream, ctypes.byref(graph))
 said["freed beside a capture"] = memory()
+
+# What is the pool's is freed in a stream's order, too; not by a capture.
+_, first = allocate(10 * MIB)
+_, second = allocate(10 * MIB)
+check(cuda.cuMemsetD8Async(ctypes.c_uint64(first), ctypes.c_uint8(1), ctypes.c_size_t(10 * MIB), stream))
+said["freed in order"] = [free_later(first, stream), free_later(second + MIB, stream), free_later(first, stream)]
+said["beside what was freed in order"] = memory()
+check(cuda.cuStreamBeginCapture_v2(stream, 1))
+said["freed in order"].append(free_later(second, stream))
+cuda.cuStreamEndCapture(stream, ctypes.byref(graph))
+said["freed in order"].append(free_later(second, ctypes.c_void_p(2)))  # the thread's own stream
+said["after what was freed in order"] = memory()
 
 place = ctypes.byref(ctypes.c_uint64())
 said["other memory"] = [cuda.cuMemAllocManaged(place, ctypes.c_size_t(MIB), 1),

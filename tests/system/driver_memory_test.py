@@ -72,6 +72,15 @@ def test_freeing_memory_leaves_captures_of_other_threads_alone(job):
     assert said["freed beside a capture"] == [POOL, POOL]
 
 
+def test_memory_is_freed_in_a_streams_order_but_not_by_a_capture(job):
+    said, _ = job
+    free, within, freed_before, by_capture, by_thread = said["freed in order"]
+    assert (free, within, freed_before, by_thread) == (0, INVALID_VALUE, INVALID_VALUE, 0)
+    assert by_capture != 0
+    assert said["beside what was freed in order"] == [POOL - 10, POOL]
+    assert said["after what was freed in order"] == [POOL, POOL]
+
+
 def test_pool_memory_has_no_ipc_handle_and_that_is_said_once(job):
     said, complaints = job
     assert said["handles"] == [NOT_SUPPORTED] * 3

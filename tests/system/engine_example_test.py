@@ -11,12 +11,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from serving import Server, eventually
+from patience import eventually
+from serving import Server
 
 ENGINE = Path(__file__).resolve().parents[2] / "examples" / "engine"
 START_SECONDS = 280.0  # torch and transformers are read first
 PROMPTS = ["Once upon a time", "Sluice", "a"]
-pytestmark = pytest.mark.deadline(300)
+pytestmark = pytest.mark.deadline(900)
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import http.client
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -18,8 +19,9 @@ import pytest
 import torch
 from engine_example_test import alone
 from host_parking_test import may_hold_pages
+from patience import PATIENCE_SECONDS, eventually
 from server_models import AFFINE, Affine
-from serving import Server, eventually, floats
+from serving import Server, floats
 
 ENGINE = Path(__file__).resolve().parents[2] / "examples" / "engine" / "server.py"
 MOUNTED = Path(__file__).with_name("mounted_engine.py")
@@ -28,7 +30,7 @@ SECONDS = 280.0  # torch and transformers are read first
 PARKS = int(os.environ.get("SLUICE_TEST_PARKS", "6"))
 MIB = 1 << 20
 POOL = 192  # MiB: one engine fits, two do not
-pytestmark = [pytest.mark.deadline(560),
+pytestmark = [pytest.mark.deadline(900),
               pytest.mark.skipif(not may_hold_pages(), reason="this user may not hold who touches pages (userfaultfd)")]
 
 
@@ -165,6 +167,74 @@ def test_an_engine_killed_while_it_is_parked_is_started_again_by_the_next_reques
     assert_ledger_is_exact(world)
 
 
+def replaced(server: Server) -> None:
+    server.process.send_signal(signal.SIGUSR2)
+    assert server.process.wait(SECONDS) == 0, server.log()
+
+
+def test_a_parked_engine_stays_so_when_its_server_is_replaced_and_the_next_one_wakes_it(serve, world):
+    first = serve(engine())
+    said = tokens(first)
+    parked = await_state(first, "parked")
+    replaced(first)
+    second = serve(engine())
+    seen = await_state(second, "parked")
+    assert (seen["pid"], seen["adopted"], seen["parked_bytes"]) == (parked["pid"], True, parked["parked_bytes"])
+    assert tokens(second) == said
+    assert (state(second)["pid"], state(second)["starts"]) == (parked["pid"], 0)
+    assert_ledger_is_exact(world)
+
+
+def test_an_engine_on_its_way_out_goes_on_when_its_server_is_replaced(serve, world):
+    first = serve(engine())
+    said = tokens(first)
+    pid = state(first)["pid"]
+    os.kill(pid, signal.SIGSTOP)
+    await_state(first, "parking")
+    replaced(first)
+    second = serve(engine())
+    await_state(second, "parking")
+    os.kill(pid, signal.SIGCONT)
+    await_state(second, "parked")
+    assert tokens(second) == said
+    assert (state(second)["pid"], state(second)["starts"]) == (pid, 0)
+    assert_ledger_is_exact(world)
+
+
+def test_one_parked_by_hand_stays_so_when_its_server_is_replaced(serve, world):
+    first = serve(engine(idle="mode: fixed, max_idle: 1h"))
+    said = tokens(first)
+    pid = state(first)["pid"]
+    subprocess.run([world.program, "park", "llama"], check=True, capture_output=True)
+    await_state(first, "parked")
+    replaced(first)
+    second = serve(engine(idle="mode: fixed, max_idle: 1h"))
+    await_state(second, "parked")
+    assert ask(second)[0] == 503
+    subprocess.run([world.program, "wake", "llama"], check=True, capture_output=True)
+    await_state(second, "ready")
+    assert tokens(second) == said
+    assert (state(second)["pid"], state(second)["starts"]) == (pid, 0)
+
+
+def test_a_request_is_announced_to_training_when_its_engine_is_there_and_when_it_comes_back(serve):
+    def announced() -> int:
+        return server.status()["pauses"]["announced"]
+
+    server = serve(engine(idle="mode: fixed, max_idle: 1h"))
+    first = tokens(server)  # has it started
+    before = announced()
+    assert tokens(server) == first
+    eventually(lambda: announced() == before + 1, "it has been announced")
+    server.end()
+    server = serve(engine())
+    assert tokens(server) == first
+    await_state(server, "parked")
+    before = announced()
+    assert tokens(server) == first
+    eventually(lambda: announced() == before + 1, "it has been announced when its engine was back")
+
+
 def test_one_parked_by_hand_is_not_woken_by_requests(serve, world):
     server = serve(engine(idle="mode: fixed, max_idle: 1h"))
     first = tokens(server)
@@ -178,6 +248,17 @@ def test_one_parked_by_hand_is_not_woken_by_requests(serve, world):
 
 
 @contextlib.contextmanager
+def asking(server: Server, name: str):
+    """A request that the engine has, and whose body does not come to its end."""
+    head = f"POST {path_of(name)}/v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{{"
+    before = state(server, name)["in_flight"]
+    with socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2])), SECONDS) as client:
+        client.sendall(head.encode())
+        eventually(lambda: state(server, name)["in_flight"] == before + 1, "it has come to the engine")
+        yield
+
+
+@contextlib.contextmanager
 def holding(world, megabytes: int, *options: str):
     """A job that keeps so much of the pool."""
     job = subprocess.Popen([world.program, "run", "--require-pool", *options, "--", sys.executable, HOLDER, str(megabytes)],
@@ -188,7 +269,7 @@ def holding(world, megabytes: int, *options: str):
     finally:
         job.stdin.close()
         job.stdout.close()
-        job.wait(60)
+        job.wait(PATIENCE_SECONDS)
 
 
 def test_a_request_for_which_there_is_no_memory_hears_why_and_the_next_is_served(serve, world):
@@ -234,6 +315,34 @@ def test_a_job_is_parked_for_an_engine_that_is_woken_and_comes_back(serve, world
     assert_ledger_is_exact(world)
 
 
+def test_training_is_held_while_an_engine_computes_and_no_longer(serve, world):
+    server = serve(engine(idle="mode: fixed, max_idle: 1h"), training="min_share: 0%")
+
+    def seen() -> dict:
+        return next(each for each in world.status()["clients"] if each["kind"] == "engine")
+
+    def held() -> float:
+        return server.status()["pauses"]["held_s"]
+
+    first = tokens(server)
+    eventually(lambda: not seen()["works"], "it rests")
+    before, held_before = seen()["worked_us"], held()
+    with ThreadPoolExecutor(1) as pool:
+        computing = pool.submit(lambda: [tokens(server) for _ in range(20)])
+        eventually(lambda: seen()["works"], "it works")
+        assert computing.result(SECONDS) == [first] * 20
+    eventually(lambda: not seen()["works"], "it rests again")
+    worked_s = (seen()["worked_us"] - before) / 1e6
+    assert worked_s > 0
+    eventually(lambda: held() - held_before >= 0.9 * worked_s, "training was held for all of that")
+    rests = held()
+    assert tokens(server) == first
+    assert held() > rests
+    eventually(lambda: state(server)["busy_ms_of_request"] is not None, "it is known what a request takes")
+    assert state(server)["busy_ms"] >= state(server)["busy_ms_of_request"]
+    assert "sluice_engine_busy_seconds_total" in metrics(server)
+
+
 def test_a_cold_model_takes_an_engines_memory_and_gives_way_when_the_engine_is_asked(serve, world):
     model = world.models.add("large", Affine(padding_mib=POOL - 64), **AFFINE)
     server = serve(engine(idle="mode: fixed, max_idle: 1h"),
@@ -251,6 +360,48 @@ def test_a_cold_model_takes_an_engines_memory_and_gives_way_when_the_engine_is_a
         eventually(lambda: server.model("large")["state"] == "cold", "the model has given way")
     assert (state(server)["starts"], state(server)["failed"], state(server)["refused"]) == (1, 0, 0)
     assert_ledger_is_exact(world)
+
+
+def test_a_cold_model_takes_the_memory_of_the_engine_that_rests_and_not_of_the_one_that_answers(serve, world):
+    model = world.models.add("large", Affine(padding_mib=160), **AFFINE)
+    server = serve(engine("one", idle="mode: fixed, max_idle: 1h"), engine("two", idle="mode: fixed, max_idle: 1h"),
+                   "  - {name: large, slo: {latency: 5s}, warm: {mode: fixed, max_idle: 0s}}",
+                   server=f"model_repository: {world.models.root}", training="stay: 1", memory=320)
+
+    def in_use(name: str) -> bool:
+        return next(each["in_use"] for each in world.status()["clients"] if each["name"] == name)
+
+    first = [tokens(server, name=name) for name in ("one", "two")]
+    x = torch.tensor([[1.0, 2.0, 3.0]])
+    for busy, rests in (("one", "two"), ("two", "one")):
+        eventually(lambda: not (in_use("one") or in_use("two")), "both rest")
+        parks = state(server, busy)["parks"]
+        with asking(server, busy):
+            eventually(lambda busy=busy: in_use(busy), "the pool is told")
+            eventually(lambda: server.infer("large", [floats("x", x)])[0] == 200, "the model answers")
+            eventually(lambda rests=rests: state(server, rests)["state"] == "parked", "who rests has given way")
+            assert state(server, busy)["parks"] == parks
+            eventually(lambda: server.model("large")["state"] == "cold", "the model is released")
+        assert torch.equal(server.outputs("large", [floats("x", x)])[0], model(x))
+        assert [tokens(server, name=name) for name in ("one", "two")] == first
+    assert_ledger_is_exact(world)
+
+
+def test_how_long_an_engine_stays_warm_changes_by_a_reload(serve, world):
+    server = serve(engine(idle="mode: fixed, max_idle: 1h"))
+    first = tokens(server)
+    path = world.folder / "policy.yaml"
+    reload = [world.program, "policy", "reload"]
+    text = path.read_text()
+    path.write_text(text.replace("mode: fixed, max_idle: 1h", "mode: always"))
+    refused = subprocess.run(reload, capture_output=True, text=True, check=False)
+    assert (refused.returncode, "not that to or from `mode: always`" in refused.stderr) == (8, True), refused.stderr
+    path.write_text(text.replace("max_idle: 1h", "max_idle: 100ms"))
+    subprocess.run(reload, check=True, capture_output=True)
+    await_state(server, "parked")  # the next time that somebody looks
+    assert state(server)["idle_timeout_s"] == 0.1
+    assert tokens(server) == first
+    assert state(server)["starts"] == 1
 
 
 def test_two_engines_that_do_not_fit_together_take_turns(serve, world):

@@ -14,7 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from serving import PATIENCE_SECONDS, Server, eventually
+from patience import PATIENCE_SECONDS, eventually
+from serving import Server
 
 PROGRAM = Path(__file__).with_name("engine_server.py")
 
@@ -179,7 +180,8 @@ def test_an_answer_that_is_broken_off_ends_without_its_last_chunk(serve):
     with pytest.raises((http.client.IncompleteRead, ConnectionError)):
         answer.read()
     assert echo(server)["method"] == "GET"
-    assert state(server)["failed"] == 1
+    assert (state(server)["failed"], state(server)["broken_off"]) == (1, 1)
+    assert 'sluice_engine_broken_answers_total{engine="chat"} 1' in ask(server, "/metrics")[2].decode()
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
@@ -241,7 +243,7 @@ def test_engines_do_not_change_while_the_server_runs(serve, world):
     import subprocess
     done = subprocess.run([answer, "policy", "reload"], capture_output=True, text=True, check=False)
     assert done.returncode == 8
-    assert "engines cannot come, go or change" in done.stderr
+    assert "engines cannot come, go or change while the server runs, but for `warm`" in done.stderr
     assert echo(server)["method"] == "GET"
 
 
@@ -354,6 +356,44 @@ def test_an_answer_before_the_body_has_come_passes_and_ends_the_connection(serve
         said += came
     assert said.startswith(b"HTTP/1.1 413 ")
     client.close()
+
+
+def test_connections_to_an_engine_serve_one_request_after_the_other(serve):
+    server = serve(engine())
+    for number in range(5):  # of a client each
+        assert echo(server, method="POST", body=b"x" * number)["body"] == "x" * number
+    asked = json.loads(ask(server, "/v1/seen")[2])
+    looks = 1  # each is a connection, and at least one has found it ready
+    assert looks + 1 <= asked["connections"] < 5
+    told = echo(server)
+    assert fields(told, "Connection") == []
+
+
+def test_each_request_has_a_connection_of_its_own_where_none_are_kept(serve):
+    server = serve(engine(more=", kept_connections: 0"))
+    for _ in range(5):
+        assert fields(echo(server), "Connection") == ["close"]
+    assert json.loads(ask(server, "/v1/seen")[2])["connections"] >= 6
+
+
+@pytest.mark.parametrize("where", ["--port, '{port}'", "--socket, '{socket}'"])
+def test_an_engine_that_closes_its_connections_without_a_word_loses_no_request(serve, where):
+    server = serve(engine(arguments=f"{where}, --closes"))
+    echo(server)
+    with ThreadPoolExecutor(4) as clients:
+        assert all(clients.map(lambda n: ask(server, f"/v1/length?n={n}")[2] == b"x" * n, range(1, 200)))
+    assert state(server)["failed"] == 0
+
+
+def test_connections_of_an_engine_that_has_ended_are_not_used_for_the_next_one(serve):
+    server = serve(engine(arguments="--socket, '{socket}'"))  # whose address stays the same
+    pids = []
+    for number in range(1, 4):
+        pids.append(echo(server, method="POST", body=b"x")["pid"])
+        os.kill(pids[-1], signal.SIGKILL)
+        eventually(lambda number=number: state(server)["ends"] == number, "its end is seen")
+    assert len(set(pids)) == 3
+    assert state(server)["failed"] == 0
 
 
 # ---- what does not
@@ -496,7 +536,7 @@ def test_an_engine_that_falls_silent_within_an_answer_is_cut_off(serve):
     assert state(server)["failed"] == 1
 
 
-@pytest.mark.deadline(300)
+@pytest.mark.deadline(900)
 def test_a_thousand_streams_at_once_are_answered_in_full(serve):
     server = serve(engine(more=", max_requests: 1000", beside=", max_queue: 1000"))
     echo(server)

@@ -17,7 +17,7 @@ import exactness  # noqa: E402
 
 DEMANDS, DEMANDS_OF_WAY = 50, 16
 MOST_RUNS = 3  # instants are random: one run may miss a phase
-pytestmark = pytest.mark.deadline(300)
+pytestmark = pytest.mark.deadline(900)
 
 
 @pytest.mark.parametrize("workers", [

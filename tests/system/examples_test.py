@@ -332,6 +332,6 @@ def test_an_interrupted_demonstration_leaves_no_process(sluice, repository, tmp_
         time.sleep(0.05)
     assert any(re.search(r"\bsluice broker\b", each) for each in running_below(marker))
     demonstration.send_signal(number)
-    _, errors = demonstration.communicate(timeout=60)
+    _, errors = demonstration.communicate(timeout=PATIENCE_SECONDS)
     assert demonstration.returncode == 128 + number, errors
     assert running_below(marker) == []

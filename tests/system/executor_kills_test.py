@@ -16,9 +16,10 @@ from pathlib import Path
 import pytest
 import torch
 from executor_test import ended
+from patience import eventually
 from server_models import AFFINE, SLOW, Affine, Slow
 from server_test import X
-from serving import eventually, floats, integer
+from serving import floats, integer
 
 KILLS = [pytest.param(30, id="short"), pytest.param(1000, id="long", marks=[pytest.mark.long, pytest.mark.deadline(7200)])]
 NO_ANSWER = (OSError, http.client.HTTPException)

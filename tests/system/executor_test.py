@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from patience import PATIENCE_SECONDS, eventually
 from server_models import AFFINE, SLOW, Affine, Slow
 from server_test import X, taken_over
-from serving import Server, eventually, floats, integer
+from serving import Server, floats, integer
 
 FOR_EVER = 10**15
 SLOW_REQUEST = json.dumps({"inputs": [integer("n", 1)]}).encode()
@@ -218,7 +219,7 @@ def test_a_server_that_is_replaced_leaves_its_warm_models_to_the_next(world, aff
     check(server, affine)
     eventually(lambda: published(server), "it is published")
     server.process.send_signal(signal.SIGUSR2)
-    assert server.process.wait(60) == 0, server.log()
+    assert server.process.wait(PATIENCE_SECONDS) == 0, server.log()
     eventually(lambda: not any(each["kind"] == "server" for each in world.status()["clients"]), "the broker has noticed")
     assert world.pool()["left_bytes"] > 0
     second = serve(world, "affine")

@@ -18,9 +18,10 @@ import pytest
 import torch
 import tritonclient.grpc as triton
 from google.protobuf import descriptor_pb2
+from patience import PATIENCE_SECONDS, eventually
 from security_test import TOKEN, certificate, secured, token_file
 from server_models import AFFINE, Affine
-from serving import PATIENCE_SECONDS, Server, eventually, floats
+from serving import Server, floats
 from tritonclient.grpc import model_config_pb2, service_pb2, service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
@@ -460,6 +461,8 @@ def slow(world) -> Server:
 
 
 LONG, SHORT = np.array([1000], dtype=np.float32), np.array([1], dtype=np.float32)
+#: Two of them end well within a server's grace of 10 s, also on a busy machine.
+DUE = np.array([300], dtype=np.float32)
 
 
 def in_flight(server: Server) -> int:
@@ -538,8 +541,8 @@ def test_sigterm_answers_what_is_due_and_ends_streams(slow):
         stub.ModelInfer(asked(SHORT, "slow"), timeout=PATIENCE_SECONDS)
         more: queue.Queue = queue.Queue()
         idle = stub.ModelStreamInfer(iter(more.get, None))
-        due = stub.ModelStreamInfer(itertools.chain([asked(LONG, "slow", id="due")], iter(more.get, None)))
-        alone = stub.ModelInfer.future(asked(LONG, "slow"))
+        due = stub.ModelStreamInfer(itertools.chain([asked(DUE, "slow", id="due")], iter(more.get, None)))
+        alone = stub.ModelInfer.future(asked(DUE, "slow"))
         eventually(lambda: in_flight(slow) == 2, "two are computed")
         slow.process.send_signal(signal.SIGTERM)
         assert next(due).infer_response.id == "due"

@@ -10,7 +10,6 @@ from launching import call
 
 MIB = 1 << 20
 HANDOVERS = 10
-pytestmark = pytest.mark.deadline(120)
 
 
 @pytest.mark.parametrize("placement", [(), ("--range",)], ids=["tensors", "range"])

@@ -15,8 +15,9 @@ import torch
 import tritonclient.grpc.aio as triton_grpc
 import tritonclient.http.aio as triton_http
 from launching import call
+from patience import PATIENCE_SECONDS, eventually
 from server_models import AFFINE, SLOW, Affine, Slow
-from serving import PATIENCE_SECONDS, Server, eventually
+from serving import Server
 
 MANY = 2000  # rows, whose answers are worth compressing
 ROUTE = "/v2/models/affine/infer"

@@ -24,6 +24,14 @@ loss = step(lambda x: model(x).square().mean(), x)
 print(step.shared, sluice.__file__, sluice.__version__)
 """
 
+PLUGIN = """
+from importlib.metadata import entry_points
+plugin, = entry_points(group="vllm.general_plugins", name="sluice")
+plugin.load()()
+from sluice.vllm import _space
+print(_space._open(_space.library_path())._name)
+"""
+
 
 def call(*command, **options) -> subprocess.CompletedProcess:
     return subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False, **options)
@@ -149,6 +157,14 @@ def test_a_torch_that_it_was_not_built_for_is_told_at_once_with_what_mends_it(en
 
 
 @pytest.mark.deadline(900)
+def test_a_wheel_is_a_plugin_of_vllm_and_has_the_library_that_this_opens(environment):
+    done = call(environment / "bin" / "python", "-c", PLUGIN, env=bare_environment())
+    assert done.returncode == 0, done.stderr
+    (package,) = environment.glob("lib/python*/site-packages/sluice")
+    assert Path(done.stdout.strip()) == package / "lib" / "libsluice_runtime.so"
+
+
+@pytest.mark.deadline(900)
 def test_what_is_uninstalled_leaves_nothing(environment, wheel):
     (package,) = environment.glob("lib/python*/site-packages/sluice")
     for path in [package, *package.rglob("*")]:
@@ -159,7 +175,7 @@ def test_what_is_uninstalled_leaves_nothing(environment, wheel):
     assert not left, left
 
 
-@pytest.mark.deadline(300)
+@pytest.mark.deadline(900)
 def test_cmake_installs_what_programs_for_libtorch_are_built_against(build, checkout, runtime_folder, tmp_path):
     prefix = tmp_path / "a prefix"
     made = call("cmake", "--install", build, "--prefix", prefix)

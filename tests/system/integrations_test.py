@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.deadline(300)
+pytestmark = pytest.mark.deadline(900)
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 

@@ -15,7 +15,7 @@ import isolation  # noqa: E402
 
 HANDOVERS = int(os.environ.get("SLUICE_TEST_HANDOVERS", "200"))
 FAULTS = 3
-pytestmark = pytest.mark.deadline(300)
+pytestmark = pytest.mark.deadline(900)
 
 
 def over_the_fake_driver(build, monkeypatch):

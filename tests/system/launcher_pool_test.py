@@ -3,10 +3,12 @@ And `sluice status`, and the command line as a whole."""
 
 import json
 import socket
+import subprocess
 import threading
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE_SECONDS
 
 from launching import POOL, SHOW_ENVIRONMENT, alive, call, environment_in, run
 
@@ -41,6 +43,29 @@ def test_a_command_that_reached_a_broker_about_to_end_has_the_next_one(sluice, r
         done = run(sluice, ["true"], ["--require-pool"])
         last.join()
     assert done.returncode == 0, done.stderr
+
+
+def test_a_command_whose_broker_ended_before_it_was_asked_starts_another(sluice, monkeypatch):
+    """One that stays without clients for no time often does."""
+    monkeypatch.setenv("SLUICE_BROKER_IDLE_EXIT_MS", "0")
+    for _ in range(20):
+        done = run(sluice, ["true"], ["--require-pool"])
+        assert done.returncode == 0, done.stderr
+
+
+def test_a_broker_waits_for_who_started_it_however_soon_it_ends_without_clients(
+    sluice, monkeypatch
+):
+    monkeypatch.setenv("SLUICE_BROKER_IDLE_EXIT_MS", "0")
+    broker = subprocess.Popen([sluice, "broker", *POOL], stderr=subprocess.PIPE, text=True)
+    try:
+        with pytest.raises(subprocess.TimeoutExpired):
+            broker.wait(1)
+        assert status(sluice)["pool"]["broker_pid"] == broker.pid
+        assert broker.wait(PATIENCE_SECONDS) == 0, broker.stderr.read()
+    finally:
+        broker.kill()
+        broker.communicate()
 
 
 def test_the_broker_outlives_the_command_and_serves_the_next(sluice, monkeypatch):

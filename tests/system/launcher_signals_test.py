@@ -10,8 +10,9 @@ import signal
 import termios
 
 import pytest
+from patience import PATIENCE_SECONDS, reaches
 
-from launching import POOL, in_python, reaches, running, state_of
+from launching import POOL, in_python, running, state_of
 
 #: Through a pipe: Python acts on a signal that comes just before a read only when the read has ended.
 COUNTS_SIGNALS = """
@@ -42,7 +43,7 @@ def test_a_signal_to_the_launcher_reaches_the_command_once(sluice, name):
     with running(sluice, in_python(COUNTS_SIGNALS)) as process:
         process.send_signal(getattr(signal, name))
         assert process.stdout.readline().strip() == name
-        rest, _ = process.communicate("end\n", timeout=60)
+        rest, _ = process.communicate("end\n", timeout=PATIENCE_SECONDS)
         assert rest == "end\n"
         assert process.returncode == 0
 
@@ -50,7 +51,7 @@ def test_a_signal_to_the_launcher_reaches_the_command_once(sluice, name):
 def test_a_terminated_command_is_reported_as_terminated(sluice):
     with running(sluice, ["sh", "-c", "echo ready; exec sleep 600"]) as process:
         process.terminate()
-        process.communicate(timeout=60)
+        process.communicate(timeout=PATIENCE_SECONDS)
         assert process.returncode == 128 + signal.SIGTERM
 
 
@@ -69,7 +70,7 @@ def test_the_command_may_outlive_the_signal_that_asks_it_to_end(sluice):
         process.terminate()
         assert process.stdout.readline() == "saving\n"
         assert process.poll() is None
-        process.communicate("go on\n", timeout=60)
+        process.communicate("go on\n", timeout=PATIENCE_SECONDS)
         assert process.returncode == 3
 
 
@@ -183,5 +184,5 @@ def test_a_command_stopped_by_somebody_else_does_not_stop_the_launcher(sluice):
         os.kill(pid, signal.SIGCONT)
         assert reaches(lambda: state_of(pid) != "T")
         assert state_of(process.pid) != "T"
-        process.communicate("\n", timeout=60)
+        process.communicate("\n", timeout=PATIENCE_SECONDS)
         assert process.returncode == 0

@@ -9,17 +9,16 @@ import textwrap
 from pathlib import Path
 
 import pytest
-
 from launching import (
     SHOW_ENVIRONMENT,
     alive,
     call,
     environment_in,
     in_python,
-    reaches,
     run,
     running,
 )
+from patience import PATIENCE_SECONDS, reaches
 
 
 @pytest.mark.parametrize("code", [0, 1, 2, 7, 124, 200, 255])
@@ -186,7 +185,7 @@ def test_gate_and_collectives_are_preloaded_behind_the_users_own_where_the_pool_
         "--require-pool",
         "--",
         *SHOW_ENVIRONMENT,
-        timeout=100,
+        timeout=PATIENCE_SECONDS,
     )
     gate, collectives = ((build / "lib" / name).resolve() for name in ("libsluice_gate.so", "libsluice_nccl.so"))
     assert environment_in(done)["LD_PRELOAD"] == f"libm.so.6:{gate}:{collectives}"
@@ -220,7 +219,7 @@ DAEMON = """
 def test_a_daemon_that_the_command_leaves_is_ended(sluice, ending, code):
     with running(sluice, in_python(textwrap.dedent(DAEMON) + ending)) as process:
         left = [int(word) for word in process.first_line.split()[1:]]
-        assert process.wait(timeout=60) == code
+        assert process.wait(PATIENCE_SECONDS) == code
         assert len(left) == 2
         # No waiting: when the launcher has returned, they are gone.
         assert not [pid for pid in left if alive(pid)]
@@ -230,7 +229,7 @@ def test_a_daemon_lives_as_long_as_the_command(sluice):
     with running(sluice, in_python(textwrap.dedent(DAEMON) + "input()")) as process:
         left = [int(word) for word in process.first_line.split()[1:]]
         assert all(alive(pid) for pid in left)
-        process.communicate("\n", timeout=60)
+        process.communicate("\n", timeout=PATIENCE_SECONDS)
         assert not [pid for pid in left if alive(pid)]
 
 
@@ -269,7 +268,7 @@ def test_a_killed_launcher_leaves_training_running(sluice):
     ) as process:
         pid = int(process.first_line.split()[1])
         process.kill()
-        process.wait(timeout=60)
+        process.wait(PATIENCE_SECONDS)
         assert alive(pid)
         os.kill(pid, signal.SIGKILL)
         assert reaches(lambda: not alive(pid))

@@ -5,8 +5,9 @@ import json
 import subprocess
 import sys
 import textwrap
-import time
 from pathlib import Path
+
+from patience import PATIENCE_SECONDS
 
 POOL = ["--backend", "host", "--memory", "16MiB"]
 
@@ -18,7 +19,7 @@ def in_python(code: str) -> list[str]:
 
 def call(program, *words, **how):
     """Runs a program to its end; its output is text."""
-    how = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "timeout": 60, **how}
+    how = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "timeout": PATIENCE_SECONDS, **how}
     return subprocess.run([program, *words], text=True, check=False, **how)
 
 
@@ -40,7 +41,7 @@ def running(sluice, command, options=(), **how):
     )
     try:
         line = process.stdout.readline()
-        assert line.startswith("ready"), process.communicate(timeout=60)[1]
+        assert line.startswith("ready"), process.communicate(timeout=PATIENCE_SECONDS)[1]
         process.first_line = line
         yield process
     finally:
@@ -66,13 +67,3 @@ def alive(pid: int) -> bool:
 
 def state_of(pid: int) -> str:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-
-
-def reaches(what, seconds=20.0):
-    """Looks again and again until `what` holds; whether it came to hold in time."""
-    end = time.monotonic() + seconds
-    while not what():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.002)
-    return True

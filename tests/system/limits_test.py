@@ -10,6 +10,7 @@ import sys
 import textwrap
 
 import pytest
+from patience import PATIENCE_SECONDS
 
 from launching import POOL, SHOW_ENVIRONMENT, call, in_python, run
 
@@ -92,7 +93,7 @@ def test_a_job_that_cannot_join_trains_only_where_no_pool_is_required(sluice, tm
         step = sluice.Step(model, optimizer, micro_batch=2)
         open({str(mark)!r}, "w").close()
         """)
-    done = run(sluice, [sys.executable, "-c", train], ["--require-pool"] if required else [], timeout=100)
+    done = run(sluice, [sys.executable, "-c", train], ["--require-pool"] if required else [], timeout=PATIENCE_SECONDS)
     assert done.returncode == (125 if required else 0), done.stderr
     assert mark.exists() != required
     assert ("since --require-pool forbids it" if required else "trains without sharing") in done.stderr
@@ -119,7 +120,7 @@ def test_standard_streams_may_be_closed(sluice, tmp_path, closed):
     words = " ".join(f"{fd}>&-" if fd else "0<&-" for fd in closed)
     line = f'exec "$0" "$@" {words}'
     done = subprocess.run(["sh", "-c", line, str(sluice), "run", *POOL, "--require-pool", "--", *command],
-                          stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=60, check=False)
+                          stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=PATIENCE_SECONDS, check=False)
     assert done.returncode == 0, done.stderr
     # The interpreter opens none that is closed.
     assert json.loads(said.read_text()) == [[fd for fd in range(3) if fd not in closed], 0]

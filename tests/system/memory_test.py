@@ -8,6 +8,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE_SECONDS
 
 from launching import call
 
@@ -44,7 +45,7 @@ def test_an_address_of_a_dead_job_tells_which_chunk_lay_there_and_who_took_it(sl
                   "--count", str(HANDOVERS), "--delay-ms", "50", "--range",
                   env={**os.environ, "SLUICE_BROKER": str(sluice)})
     until.touch()
-    assert job.wait(60) == 0
+    assert job.wait(PATIENCE_SECONDS) == 0
     assert server.returncode == 0, server.stderr
     said = json.loads(out.read_text())
     assert f"sluice pool show --runtime-dir {runtime_folder} --pid {said['pid']} --address 0x" in said["fault"]

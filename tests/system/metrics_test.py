@@ -10,9 +10,10 @@ import urllib.request
 
 import pytest
 import torch
+from patience import PATIENCE_SECONDS, eventually
 from pauses_test import training
 from server_models import AFFINE, SLOW, Affine, Raising, Slow
-from serving import PATIENCE_SECONDS, eventually, floats, integer
+from serving import floats, integer
 
 X = torch.tensor([[1.0, -2.0, 0.5], [3.0, 0.25, -1.0]])
 LONG = 2000

@@ -22,7 +22,7 @@ JOB = replace(exactness.HOST, arguments=(), demand_bytes=8 << 20, most_delay_ms=
               script=Path(__file__).with_name("outside_job.py"))
 
 
-@pytest.mark.deadline(300)
+@pytest.mark.deadline(900)
 @pytest.mark.parametrize("way", DEMANDS)
 def test_disturbed_training_is_bit_equal_to_undisturbed(sluice, way):
     seed = int(os.environ.get("SLUICE_TEST_SEED") or random.randrange(1 << 31))

@@ -1,6 +1,8 @@
 """A program that keeps memory of the device and checks what is in it, in a process of `sluice run`; knows nothing of parking.
 
-    python -S parking_job.py MIB [SEED]
+    python -S parking_job.py MIB [SEED [virtual]]
+
+With "virtual" it makes and maps the memory itself (cuMemCreate), all of it at once, as JAX does.
 
 Works until its standard input ends. Prints "ready" when all memory has its pattern, and in the end a JSON object: rounds, and each byte that was not right.
 """
@@ -11,22 +13,22 @@ import random
 import sys
 import threading
 
-cuda = ctypes.CDLL("libcuda.so.1")  # the gate, which is preloaded
+import cuda_program
+from cuda_program import check, cuda, enter_context, map_own
+
 MIB = 1 << 20
 PIECE = 4 * MIB  # of one allocation, so that chunks hold several
 PAGE = 4096
 MEMORY_TYPE = 2  # CU_POINTER_ATTRIBUTE_MEMORY_TYPE
 ends = threading.Event()
-
-
-def check(result: int) -> None:
-    assert result == 0, f"CUDA error {result}"
+virtual = sys.argv[3:] == ["virtual"]
+own: list[int] = []  # addresses of what it has mapped and does not use
 
 
 def allocate(size: int) -> int:
-    address = ctypes.c_uint64()
-    check(cuda.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(size)))
-    return address.value
+    if own:
+        return own.pop()
+    return cuda_program.allocate(size).value
 
 
 class Piece:
@@ -57,6 +59,9 @@ class Piece:
         return kind.value == 2  # CU_MEMORYTYPE_DEVICE
 
     def free(self) -> None:
+        if virtual:
+            own.append(self.address)
+            return
         check(cuda.cuMemFree_v2(ctypes.c_uint64(self.address)))
 
 
@@ -81,10 +86,11 @@ def work(pieces: list[Piece], seed: int, result: dict) -> None:
 
 if __name__ == "__main__":
     mib, seed = int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 0
-    context = ctypes.c_void_p()
-    check(cuda.cuInit(0))
-    check(cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0))
-    check(cuda.cuCtxSetCurrent(context))
+    context = enter_context()
+    if virtual:
+        first = map_own(mib * MIB)
+        check(cuda.cuMemSetAccess(ctypes.c_uint64(first), ctypes.c_size_t(mib * MIB), (ctypes.c_int * 3)(1, 0, 3), ctypes.c_size_t(1)))
+        own.extend(first + at for at in range(0, mib * MIB, PIECE))
     everything = [Piece(seed * 1_000_000 + number) for number in range(mib * MIB // PIECE)]
     print("ready", flush=True)
     results = [{"rounds": 0, "wrong pages": 0} for _ in range(2)]

@@ -11,7 +11,8 @@ import signal
 import time
 
 import pytest
-from parking_test import CHUNK, MIB, Pool, Process, eventually, pool  # noqa: F401
+from parking_test import CHUNK, MIB, Pool, Process, pool  # noqa: F401
+from patience import eventually
 
 ENOUGH = 1000  # so many meet each phase
 KILLS = [pytest.param(15, id="short"),

@@ -1,14 +1,15 @@
-"""A training script of several ranks, as torchrun starts it, over gloo; knows nothing of Sluice unless it is to use its step.
+"""A training script of several ranks, as torchrun starts it; knows nothing of Sluice unless it is to use its step.
 
-    torchrun … parking_ranks.py ddp|fsdp|step-ddp|step-fsdp STEPS KEEP_MIB FOLDER TIMEOUT_S cpu|cuda
+    torchrun … parking_ranks.py ddp|fsdp|step-ddp|step-fsdp STEPS KEEP_MIB FOLDER TIMEOUT_S cpu|cuda|nccl
 
-On a GPU all ranks use the same one.
+Over gloo with all ranks on the host (`cpu`) or on one GPU (`cuda`); over NCCL each has a GPU of its own.
 
 Each rank writes FOLDER/rank-N.json: its losses, bit by bit, and a digest of what it has of the parameters. Rank 0 prints "step N".
 """
 
 import hashlib
 import json
+import os
 import sys
 from datetime import timedelta
 from pathlib import Path
@@ -26,9 +27,12 @@ if sys.argv[1].startswith("step"):
 kind, steps, keep_mib, folder, device = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]), sys.argv[6]
 torch.set_num_threads(1)
 torch.use_deterministic_algorithms(True)
+if device == "nccl":
+    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
 if device != "cpu":
+    device = f"cuda:{torch.cuda.current_device()}"
     torch.set_default_device(device)
-dist.init_process_group("gloo", timeout=timedelta(seconds=int(sys.argv[5])))
+dist.init_process_group("nccl" if sys.argv[6] == "nccl" else "gloo", timeout=timedelta(seconds=int(sys.argv[5])))
 rank = dist.get_rank()
 torch.manual_seed(1)
 kept = torch.randint(0, 256, (keep_mib << 20,), dtype=torch.uint8)

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from patience import PATIENCE_SECONDS, eventually
 from server_models import Affine, Slow
-from serving import PATIENCE_SECONDS, World, eventually, floats, load_without_end
+from serving import World, floats, load_without_end
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
@@ -67,7 +68,6 @@ def test_a_job_goes_on_under_load_without_end(world, slow):
     assert server.status()["requests"]["failed"] == 0
 
 
-@pytest.mark.deadline(200)
 def test_ranks_that_work_together_go_on_under_load_without_end(world, slow, tmp_path):
     """Each is paused by itself, also while it waits for the other."""
     server = world.serve(world.policy("slow", memory="192MiB", training="min_share: 50%"))

@@ -6,8 +6,9 @@ import subprocess
 
 import pytest
 import torch
+from patience import eventually
 from server_models import Affine, Slow
-from serving import eventually, floats, integer, load_without_end
+from serving import floats, integer, load_without_end
 
 AFFINE = {"inputs": {"x": ("TYPE_FP32", [3])}, "outputs": {"y": ("TYPE_FP32", [2])}}
 MISSED = "a model is predicted to miss its promise"

@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from patience import PATIENCE_SECONDS, eventually
 from server_models import AFFINE, Affine
-from serving import PATIENCE_SECONDS, eventually, floats
+from serving import floats
 
 X = torch.tensor([[1.0, -2.0, 0.5]])
 

@@ -26,7 +26,7 @@ PAGE = ROOT / "docs" / "recipes.md"
 NEEDED = {"with_accelerate": "accelerate", "with_trainer": "accelerate", "with_lightning": "lightning"}
 NAMES = sorted(file.stem for file in RECIPES.glob("*.py"))
 STEPS = 4  # from the third on a step runs its optimizer inside of the last commit
-pytestmark = [pytest.mark.deadline(300), pytest.mark.xdist_group("recipes")]  # which two processes run, one after the other
+pytestmark = [pytest.mark.deadline(900), pytest.mark.xdist_group("recipes")]  # which two processes run, one after the other
 
 
 class Runner:

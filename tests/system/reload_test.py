@@ -10,8 +10,9 @@ import threading
 
 import pytest
 import torch
+from patience import PATIENCE_SECONDS, eventually
 from server_models import AFFINE, Affine
-from serving import Server, World, eventually, floats
+from serving import Server, World, floats
 
 X = torch.tensor([[0.5, -1.0, 2.0]])
 EXPLICIT = "model_control: explicit"
@@ -302,7 +303,7 @@ def test_a_change_that_waits_keeps_no_server_from_its_end(world, by):
                                    stdout=subprocess.PIPE, text=True)
     eventually(lambda: "what is served changes" in server.log(), "the change waits")
     server.process.send_signal(signal.SIGTERM)
-    server.process.wait(60)
+    server.process.wait(PATIENCE_SECONDS)
     if waiting is not None:
-        said = "".join(waiting.communicate(timeout=60)[0 if by == "client" else 1])
+        said = "".join(waiting.communicate(timeout=PATIENCE_SECONDS)[0 if by == "client" else 1])
         assert "shutting down" in said or "did not answer" in said, said

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Callable
 
 import pytest
+from patience import reaches
 
-from launching import POOL, alive, call, reaches, run, running
+from launching import POOL, alive, call, run, running
 
 AS_ROOT = os.geteuid() == 0
 

@@ -16,8 +16,9 @@ import numpy as np
 import pytest
 import tritonclient.http as triton
 from launching import call
+from patience import PATIENCE_SECONDS, eventually
 from server_models import AFFINE, Affine
-from serving import PATIENCE_SECONDS, World, eventually
+from serving import World
 from tritonclient.utils import InferenceServerException
 
 X = np.array([[0.5, -1.0, 2.0]], dtype=np.float32)

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from patience import PATIENCE_SECONDS, eventually
 from server_models import AFFINE, Affine, Raising, RaisingLines, Slow, TinyNet
-from serving import PATIENCE_SECONDS, Server, eventually, floats, integer
+from serving import Server, floats, integer
 
 INVALID_ARGUMENT, NOT_FOUND, ALREADY_EXISTS, OUT_OF_MEMORY, UNSUPPORTED = 2, 3, 4, 5, 8
 

@@ -8,27 +8,13 @@ import re
 import signal
 import subprocess
 import threading
-import time
 import urllib.error
 import urllib.request
 from pathlib import Path
 
-import pytest
 import torch
+from patience import PATIENCE_SECONDS
 from server_models import ModelRepository
-
-PATIENCE_SECONDS = 60.0
-
-
-def eventually(condition, what: str):
-    """Polls until `condition` returns something true, and returns it."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while time.monotonic() < deadline:
-        if seen := condition():
-            return seen
-        time.sleep(0.01)
-    pytest.fail(f"not within {PATIENCE_SECONDS:g} s: {what}")
-
 
 class Server:
     """One `sluice serve`, up or ended."""

@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import zipfile
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -150,6 +151,28 @@ def test_missing_packages_come_from_wheels_and_torch_stays_the_callers(bare, whe
     again = setup(bare, "--python-only")  # nothing is missing, so no index is asked
     assert again.returncode == 0, again.stdout + again.stderr
     assert "installing" not in again.stdout
+
+
+@pytest.mark.skipif(not version("torch").startswith("2.11."), reason="vLLM is for torch 2.11")
+def test_vllm_for_its_test_lies_apart_and_comes_once_for_each_list(bare, wheels):
+    (bare / "tests").mkdir()
+    listed, into = bare / "tests" / "vllm-requirements.txt", bare / ".cache" / "vllm"
+
+    def installs() -> bool:
+        done = setup(bare, "--python-only", "--tests", SLUICE_WHEELS=str(wheels))
+        assert done.returncode == 0, done.stderr
+        return "installing vLLM" in done.stdout
+
+    listed.write_text("sluice-setup-probe==1.0\n")
+    assert installs()
+    assert (into / "sluice_setup_probe.py").exists()
+    assert not installs()
+    listed.write_text("sluice-setup-probe==2.0\n")  # which is not among the wheels
+    assert installs()
+    assert not into.exists()
+    listed.write_text("sluice-setup-probe==1.0\n")
+    assert installs()
+    assert (into / "sluice_setup_probe.py").exists()
 
 
 def test_a_half_made_environment_is_made_anew(bare, wheels):

@@ -20,7 +20,7 @@ from disturbing import discards_of  # noqa: E402
 
 DEMANDS = 16
 SCRIPT = Path(__file__).resolve().parent / "shards_job.py"
-pytestmark = pytest.mark.deadline(300)
+pytestmark = pytest.mark.deadline(900)
 
 
 @pytest.mark.parametrize("kind", ["shards", "hybrid", "tensors", "grid"])

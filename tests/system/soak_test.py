@@ -18,8 +18,9 @@ from pathlib import Path
 import grpc
 import pytest
 import torch
+from patience import PATIENCE_SECONDS, eventually
 from server_models import AFFINE, Affine
-from serving import PATIENCE_SECONDS, Server, eventually
+from serving import Server
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 #: Rounds, and requests in all.

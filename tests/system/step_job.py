@@ -1,6 +1,6 @@
 """A training job that uses what the step offers beside the plain call; see benchmarks/exact_job.py for its command line.
 
-    step_job.py --way by-hand | closure …
+    step_job.py --way by-hand | closure | recompute …
 
 Its network branches, so that backward has several nodes ready when it is interrupted.
 """
@@ -42,17 +42,18 @@ class Model(nn.Module):
         self.words = nn.Embedding(WORDS, WIDTH)
         self.blocks = nn.ModuleList(Attention() for _ in range(3))
         self.head = nn.Linear(WIDTH, WORDS)
+        self.again = {1}  # blocks whose activations are computed again in backward
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.words(x)
         for index, block in enumerate(self.blocks):
-            x = checkpoint(block, x, use_reentrant=False) if index == 1 else block(x)
+            x = checkpoint(block, x, use_reentrant=False) if index in self.again else block(x)
         return self.head(x)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--way", choices=("by-hand", "closure"), required=True)
+    parser.add_argument("--way", choices=("by-hand", "closure", "recompute"), required=True)
     parser.add_argument("--steps", type=int)
     parser.add_argument("--until", type=Path)
     parser.add_argument("--out", type=Path, required=True)
@@ -65,6 +66,12 @@ def main() -> None:
     if args.way == "closure":
         optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=2, history_size=2)
         step = sluice.Step(model, optimizer, MICRO_BATCH, generators=[own], adapt=False)
+    elif args.way == "recompute":
+        def switch(again: bool) -> None:
+            model.again = {0, 1, 2} if again else set()
+
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        step = sluice.Step(model, optimizer, MICRO_BATCH, generators=[own], adapt=False, recompute=switch)
     else:
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
         step = sluice.Step(model, optimizer, MICRO_BATCH, generators=[own], adapt=False, clip_norm=1.0,

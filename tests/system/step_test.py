@@ -29,3 +29,17 @@ def test_disturbed_training_is_bit_equal_to_undisturbed(sluice, way):
     assert outcome.disturbed["shared"] and not outcome.undisturbed["shared"]
     assert outcome.disturbed["stats"]["discards"] > 0
     assert outcome.same, str(outcome)
+
+
+def test_activations_are_computed_again_where_they_have_no_room_and_nothing_else_changes(sluice):
+    """The first micro-batch that keeps them runs out of the pool's memory."""
+    seed = int(os.environ.get("SLUICE_TEST_SEED") or random.randrange(1 << 31))
+    print(f"seed {seed}")
+    small = replace(JOB, pool=("--memory", "20MiB"), demand_bytes=4 << 20)
+    outcome = exactness.compare(small, DEMANDS, seed, sluice.parent, ("--way", "recompute"))
+    stats = outcome.disturbed["stats"]
+    print(stats)
+    assert stats["discards"] > 1
+    assert stats["recomputed"] > 0
+    assert outcome.undisturbed["stats"]["recomputed"] == 0
+    assert outcome.same, str(outcome)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from launching import call
+from patience import PATIENCE_SECONDS, eventually
 
 JOB = Path(__file__).with_name("unmodified_job.py")
 STEPS = 40
@@ -59,7 +60,6 @@ def said_by(sluice, command, options=(), **how):
 
 @contextlib.contextmanager
 def training(world):
-    from serving import eventually
 
     until, counted = world.folder / "until", world.folder / "counted"
     job = subprocess.Popen([world.program, "run", "--memory", "64MiB", "--require-pool", "--name", "plain", "--", sys.executable, JOB,
@@ -69,7 +69,7 @@ def training(world):
         eventually(job.steps, "it trains")
         yield job
         until.touch()
-        job.said = json.loads(job.communicate(timeout=60)[0])
+        job.said = json.loads(job.communicate(timeout=PATIENCE_SECONDS)[0])
         assert job.returncode == 0
     finally:
         job.kill()
@@ -89,7 +89,7 @@ def test_it_is_a_tenant_with_memory_of_the_pool_until_it_ends(world):
 
 def test_it_pauses_while_the_server_computes(world):
     from server_models import Slow
-    from serving import eventually, load_without_end
+    from serving import load_without_end
 
     world.models.add("slow", Slow(), {"n": ("TYPE_INT64", [1])}, {"rounds": ("TYPE_INT64", [1])}, batched=False)
     server = world.serve(world.policy("slow", training="min_share: 0%"))

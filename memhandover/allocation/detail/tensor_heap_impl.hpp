@@ -27,8 +27,7 @@ class tensor_heap::impl : public std::enable_shared_from_this<impl> {
         places_(pool_->shape().chunk_bytes, pool_->shape().chunk_count, alignment),
         ranges_(*pool_) {}
 
-  [[nodiscard]] loaded_tensors load(request const& wanted,
-                                    std::chrono::steady_clock::time_point deadline,
+  [[nodiscard]] loaded_tensors load(request const& wanted, urgency const& how,
                                     handover_report* report);
   bool publish(std::shared_ptr<void> const& hold, std::string key, std::string_view tag);
   void set_in_use(std::shared_ptr<void> const& hold, bool used);
@@ -85,14 +84,12 @@ class tensor_heap::impl : public std::enable_shared_from_this<impl> {
     std::vector<std::uint32_t> chunks;
   };
 
-  [[nodiscard]] placed decide(model_id id, request const& wanted,
-                              std::chrono::steady_clock::time_point deadline,
+  [[nodiscard]] placed decide(model_id id, request const& wanted, urgency const& how,
                               handover_report& report);
   [[nodiscard]] std::optional<load_decision> load_into_free(model_id id, request const& wanted,
                                                             placing_way last);
   [[nodiscard]] placed load_into_acquired(model_id id, request const& wanted, std::uint32_t count,
-                                          std::chrono::steady_clock::time_point deadline,
-                                          handover_report& report);
+                                          urgency const& how, handover_report& report);
   [[nodiscard]] std::vector<std::byte*> map(load_decision const& decision,
                                             std::vector<detail::stitched_ranges::range>& stitched);
   void forget_plan(model_id id);

@@ -10,6 +10,7 @@
 #include "memhandover/base/processes.hpp"
 #include "memhandover/base/shared_text.hpp"
 #include "memhandover/broker/conversation.hpp"
+#include "memhandover/broker/detail/admission.hpp"
 #include "memhandover/broker/detail/park_order.hpp"
 #include "memhandover/device/host_room.hpp"
 #include "memhandover/ledger/client_entries.hpp"
@@ -194,6 +195,7 @@ void kept_pool::join(unique_fd& socket, message request) {
     refuse_second_server();
   }
   auto const slot = empty_slot(view_);
+  auto const standing = admit(view_, kind, wish_in(request.body));
   // Before anything is changed: whoever cannot be given what he needs is refused.
   auto pidfd = request.descriptors.size() > 1 ? std::move(request.descriptors[1]) : unique_fd{};
   auto record = newcomer(peer_at(socket, request.body, std::move(pidfd)),
@@ -203,7 +205,7 @@ void kept_pool::join(unique_fd& socket, message request) {
       serves ? reopen_read_write(files_.ledger.get()) : reopen_read_only(files_.ledger.get());
   auto const published =
       serves ? reopen_read_write(files_.manifest.get()) : reopen_read_only(files_.manifest.get());
-  seat(slot, socket, std::move(record), kind, request);
+  seat(slot, socket, std::move(record), kind, request, standing);
   try {
     welcome(clients_.at(slot), slot, files_, ledger, published, copies_.share_of(id(), slot));
   } catch (error const& gone) {
@@ -219,10 +221,14 @@ void kept_pool::join(unique_fd& socket, message request) {
 /// Writes a newcomer into the ledger, and takes its socket; throws for what its request says wrongly,
 /// and then nothing has changed.
 void kept_pool::seat(std::uint32_t slot, unique_fd& socket, kept_client record,
-                     client_traits const& kind, message const& request) {
-  new_client const who{kind.kind, record.who, inode_of(record.life.get()),
+                     client_traits const& kind, message const& request,
+                     job_standing const& standing) {
+  new_client const who{kind.kind,
+                       record.who,
+                       inode_of(record.life.get()),
                        field(request.body, "name", std::string{}),
-                       field(request.body, "endpoint", std::string{})};
+                       field(request.body, "endpoint", std::string{}),
+                       standing};
   clients_.at(slot) = std::move(record);
   write_client(view_, slot, who);
   clients_.at(slot).present = true;
@@ -299,6 +305,10 @@ void kept_pool::wake(nlohmann::json const& question) {
   spdlog::info("an operator has a job woken pid={} slot={} pool=\"{}\"", clients_.at(slot).who.pid,
                slot, name_of(view_.shape()));
   ring(slot);
+}
+
+void kept_pool::note_use(nlohmann::json const& question) {
+  mark_use(view_, question);
 }
 
 /// One that has not come back to this broker yet looks by itself.

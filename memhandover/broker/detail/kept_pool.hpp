@@ -27,6 +27,7 @@
 #include "memhandover/ledger/client_kinds.hpp"
 #include "memhandover/ledger/ledger.hpp"
 #include "memhandover/ledger/manifest.hpp"
+#include "memhandover/ledger/standing.hpp"
 
 namespace sluice::memhandover::detail {
 
@@ -64,6 +65,8 @@ class kept_pool {
   /// As `order_park` and `order_wake`; the job is told.
   void park(nlohmann::json const& question);
   void wake(nlohmann::json const& question);
+  /// As `mark_use`.
+  void note_use(nlohmann::json const& question);
 
   /// Adds what this pool waits for; `serve` then handles what became ready.
   void watch(poll_list& polled);
@@ -77,7 +80,7 @@ class kept_pool {
   void adopt_clients();
   void refuse_second_server() const;
   void seat(std::uint32_t slot, unique_fd& socket, kept_client record, client_traits const& kind,
-            message const& request);
+            message const& request, job_standing const& standing);
   void ring(std::uint32_t slot) const noexcept;
   void become_writer();
   void read_client(std::uint32_t slot);

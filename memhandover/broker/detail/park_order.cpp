@@ -44,7 +44,8 @@ std::string why_not(unparkable why) {
     case unparkable::never:
       return "it was started so (`sluice run --park never`, SLUICE_PARK)";
     case unparkable::communicators:
-      return "it has a communicator of NCCL, by which devices wait for each other";
+      return "it has a communicator of NCCL whose ranks do not agree where they pause, so that "
+             "their devices wait for it";
     case unparkable::no_host_copies:
       return "the broker keeps no host copies for it; whoever starts the broker says how much "
              "(`sluice run --host-memory`, host_copies.memory of the policy)";
@@ -83,7 +84,8 @@ void refuse_what_cannot_go(ledger_view const& view, std::uint32_t slot,
                 name_of(entry) + " cannot be parked: " + text};
   }
   auto const kept = mailbox.kept_chunks.load();
-  if (kept > 0 && mailbox.parkable_chunks.load() == 0) {
+  bool const is_copied = mailbox.elastic.load() == 0;
+  if (is_copied && kept > 0 && mailbox.parkable_chunks.load() == 0) {
     auto const disk = copies.is_object() ? copies.value("disk", nlohmann::json{}) : copies;
     throw error{error_kind::out_of_memory,
                 name_of(entry) + " keeps " + format_bytes(kept * view.shape().chunk_bytes) +
@@ -143,6 +145,14 @@ std::uint32_t order_wake(ledger_view const& view, nlohmann::json const& question
   }
   entry.held_until_ns.store(static_cast<std::uint64_t>(monotonic_ns()));
   return slot;
+}
+
+void mark_use(ledger_view const& view, nlohmann::json const& question) {
+  auto& entry = view.clients()[slot_of_job(view, question)];
+  if (traits_of(entry)->kind != client_kind::engine) {
+    throw error{error_kind::unsupported, name_of(entry) + " is no engine; only those rest"};
+  }
+  entry.in_use.store(field(question, "in_use", false) ? 1 : 0);
 }
 
 }  // namespace sluice::memhandover::detail

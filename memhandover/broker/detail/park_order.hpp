@@ -2,6 +2,9 @@
 ///
 ///   none ──park──► held until it is woken, or for a time ──wake, the time, the end of the job──► none
 ///
+/// Besides what its server says of an engine: whether it answers requests now (`client_entry::in_use`), so that a demand parks one that
+/// does not before one that does.
+///
 /// An order stands in the job's entry of the ledger (`client_entry::held_until_ns`), where the job reads it. So it
 /// outlives the broker, and a server that is the writer has nothing to do with it.
 ///
@@ -24,5 +27,9 @@ std::uint32_t order_park(ledger_view const& view, nlohmann::json const& question
 /// Ends the order, and has the job come back if it is away for whatever reason. Returns the job's slot. Throws `not_found` where
 /// there is no such job, or one that is neither ordered to be away nor is.
 std::uint32_t order_wake(ledger_view const& view, nlohmann::json const& question);
+
+/// Notes what `question` says by `in_use` of the engine that it names by `slot` and `pid`. Throws `not_found` where there is no such one,
+/// `unsupported` for a job, which always works.
+void mark_use(ledger_view const& view, nlohmann::json const& question);
 
 }  // namespace sluice::memhandover::detail

@@ -3,6 +3,7 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <initializer_list>
 #include <memory>
 #include <thread>
 #include <utility>
@@ -14,6 +15,7 @@
 #include "memhandover/base/system_error.hpp"
 #include "memhandover/ledger/chunk_choice.hpp"
 #include "memhandover/ledger/client_entries.hpp"
+#include "memhandover/ledger/promised_chunks.hpp"
 
 namespace sluice::memhandover::detail {
 namespace {
@@ -26,13 +28,16 @@ constexpr std::chrono::milliseconds longest_stay{3'600'000};
 /// Of what is refused while a job comes back.
 constexpr std::chrono::milliseconds shortest_stay{1};
 
-/// Waits a moment for `word` to become `value` without going to sleep: waking up would cost more than
+/// Waits a moment for one of the words to become `value` without going to sleep: waking up would cost more than
 /// the answer usually takes.
-void await_awake(std::atomic<std::uint32_t> const& word, std::uint32_t value,
-                 steady_clock::time_point deadline) {
+void await_awake(std::initializer_list<std::atomic<std::uint32_t> const*> words,
+                 std::uint32_t value, steady_clock::time_point deadline) {
   constexpr std::chrono::milliseconds patience{20};
   auto const until = std::min(deadline, steady_clock::now() + patience);
-  while (word.load(std::memory_order_acquire) != value && steady_clock::now() < until) {
+  auto const has_come = [value](std::atomic<std::uint32_t> const* word) {
+    return word->load(std::memory_order_acquire) == value;
+  };
+  while (std::none_of(words.begin(), words.end(), has_come) && steady_clock::now() < until) {
     ::sched_yield();
   }
 }
@@ -60,8 +65,7 @@ nanoseconds time_between(std::int64_t begin_ns, std::int64_t end_ns) {
 acquisition::acquisition(parts const& of)
     : of_(of), stays_awake_(may_stay_awake(of.view.shape().backend)) {}
 
-std::vector<std::uint32_t> acquisition::obtain(std::uint64_t bytes,
-                                               steady_clock::time_point deadline,
+std::vector<std::uint32_t> acquisition::obtain(std::uint64_t bytes, urgency const& how,
                                                handover_report& report,
                                                foresight const& meanwhile) {
   auto const shape = of_.view.shape();
@@ -76,9 +80,14 @@ std::vector<std::uint32_t> acquisition::obtain(std::uint64_t bytes,
   auto const missing = [this, count] {
     return count - std::min(count, of_.writer->available_chunks());
   };
-  wish const wanted{count, deadline, meanwhile, foreseen, missing};
+  wish const wanted{count, how, meanwhile, foreseen, missing, !how.is_spare};
   report.bytes = count * shape.chunk_bytes;
 
+  // Before the mutex, which it needs, so that it goes after that.
+  std::stop_callback const wakes{how.called_off, [this] {
+                                   { std::lock_guard const held{of_.mutex}; }
+                                   of_.mail.notify_all();
+                                 }};
   std::unique_lock lock{of_.mutex};
   auto& writer = *of_.writer;
   writer.pump();
@@ -89,36 +98,46 @@ std::vector<std::uint32_t> acquisition::obtain(std::uint64_t bytes,
   if (writer.available_chunks() < count) {
     writer.release_left(count - writer.available_chunks());
   }
-  if (writer.available_chunks() < count) {
+  if (how.is_spare) {
+    refuse_spare(count);
+  } else if (writer.available_chunks() < count) {
     refuse_hopeless(count);
+  }
+  if (writer.available_chunks() < count) {
     refuse_again(count);
   }
-  std::vector<std::uint32_t> asked;  // who have given all that they can
+  spent asked;
   while (writer.available_chunks() < count) {
     refuse_while_owed(count);
-    auto const slot = next_to_ask(asked);
-    if (!slot && dying_hold()) {
+    auto const next = next_to_ask(asked, missing(), how.is_spare);
+    if (!next && how.is_spare) {
+      throw error{error_kind::out_of_memory,
+                  format_bytes(bytes) + " are wanted but only " +
+                      format_bytes(writer.available_chunks() * shape.chunk_bytes) +
+                      " have been given; " + holders()};
+    }
+    if (!next && dying_hold()) {
       // Their memory comes free when the last of their processes has ended.
-      (void)of_.mail.wait_until(lock, deadline, [&] {
+      (void)of_.mail.wait_until(lock, how.deadline, [&] {
         return writer.available_chunks() >= count || !dying_hold() ||
-               next_to_ask(asked).has_value();
+               next_to_ask(asked, missing()).has_value();
       });
-      if (writer.available_chunks() >= count || steady_clock::now() < deadline) {
+      if (writer.available_chunks() >= count || steady_clock::now() < how.deadline) {
         continue;
       }
     }
-    if (!slot) {
+    if (!next) {
       note_futile(count, report);
       refuse_until_parkable(count);  // one may have come back meanwhile
       throw error{error_kind::out_of_memory,
                   format_bytes(bytes) + " are wanted but only " +
                       format_bytes(writer.free_chunks() * shape.chunk_bytes) + " can be had; " +
-                      holders() + disks_that_failed()};
+                      holders() + minimums() + disks_that_failed()};
     }
     auto const before = writer.free_chunks();
-    demand_from(*slot, wanted, lock, report);
+    demand_from(*next, wanted, lock, report);
     if (writer.free_chunks() <= before) {
-      asked.push_back(*slot);
+      asked.note(*next);
     }
   }
   futile_ = {};
@@ -136,7 +155,8 @@ void acquisition::gather_owed(steady_clock::time_point deadline, handover_report
     auto const next = of_.writer->next_owed();
     return next && next->at_ns <= monotonic_ns() ? next->missing : 0;
   };
-  wish const wanted{0, deadline, none, foreseen, missing, false};
+  urgency const how{deadline};
+  wish const wanted{0, how, none, foreseen, missing, false};
   std::unique_lock lock{of_.mutex};
   auto& writer = *of_.writer;
   writer.pump();
@@ -144,18 +164,18 @@ void acquisition::gather_owed(steady_clock::time_point deadline, handover_report
   if (reachable() + writer.held_by(of_.slot) < writer.free_chunks() + missing()) {
     return;  // nothing is taken from anybody for what cannot be had
   }
-  std::vector<std::uint32_t> asked;
+  spent asked;
   while (missing() > 0 && steady_clock::now() < deadline) {
-    auto skipped = not_to_ask_for_owed();
-    skipped.insert(skipped.end(), asked.begin(), asked.end());
-    auto const slot = next_to_ask(skipped);
-    if (!slot) {
+    auto skipped = asked;
+    skipped.add(not_to_ask_for_owed());
+    auto const next = next_to_ask(skipped, missing());
+    if (!next) {
       return;
     }
     auto const before = missing();
-    demand_from(*slot, wanted, lock, report);
+    demand_from(*next, wanted, lock, report);
     if (missing() >= before) {
-      asked.push_back(*slot);
+      asked.note(*next);
     }
   }
 }
@@ -189,6 +209,28 @@ std::uint32_t acquisition::reachable() const {
   return chunks;
 }
 
+/// What is free, and what jobs can give without being parked, is too little; or others are to have it.
+void acquisition::refuse_spare(std::uint32_t count) const {
+  auto const chunk_bytes = of_.view.shape().chunk_bytes;
+  auto most = of_.writer->available_chunks();
+  for (std::uint32_t slot = 0; slot < max_clients; ++slot) {
+    most += spare_of(slot);
+  }
+  if (of_.writer->next_owed()) {
+    throw error{error_kind::out_of_memory, "what is free is owed to somebody who is parked"};
+  }
+  if (most < count) {
+    throw error{error_kind::out_of_memory, format_bytes(count * chunk_bytes) + " are wanted, and " +
+                                               format_bytes(most * chunk_bytes) +
+                                               " can be had without parking anybody; " + holders() +
+                                               minimums()};
+  }
+}
+
+bool acquisition::is_called_off(urgency const& how) const {
+  return how.is_spare && (how.called_off.stop_requested() || of_.waiting > 0);
+}
+
 /// Nothing is taken from anybody for what can never be had while clients keep what they keep. They are told.
 void acquisition::refuse_hopeless(std::uint32_t count) {
   auto const shape = of_.view.shape();
@@ -209,7 +251,7 @@ void acquisition::refuse_hopeless(std::uint32_t count) {
           format_bytes(most * shape.chunk_bytes) + " of the pool's " + format_bytes(shape.bytes()) +
           " can be had beside what training keeps outside of its micro-batches, and what engines "
           "keep: " +
-          who("keeps", [this](std::uint32_t slot) { return kept_by(slot); }) +
+          who("keeps", [this](std::uint32_t slot) { return kept_by(slot); }) + minimums() +
           "; nothing was taken from training for it. A larger pool (pool.memory) would help" +
           (of_.view.header().park_stay.load() > 0
                ? ", or host copies (host_copies.memory, host_copies.disk) for more of what is "
@@ -259,8 +301,8 @@ void acquisition::refuse_until_parkable(std::uint32_t count) const {
   for (std::uint32_t slot = 0; slot < max_clients; ++slot) {
     auto const& mailbox = of_.view.mailbox(slot);
     auto const stays_until_ns = mailbox.stays_until_ns.load();
-    if (kept_by(slot) > 0 && stays_until_ns > now_ns) {
-      auto const parkable = std::min(kept_by(slot), mailbox.parkable_chunks.load());
+    auto const parkable = giveable_by(slot, true).all() - giveable_by(slot).all();
+    if (parkable > 0 && stays_until_ns > now_ns) {
       to_be_had += parkable;
       until_ns = std::max(until_ns, stays_until_ns);
       jobs += (jobs.empty() ? "" : ", ") + name_of_client(slot) + " could give " + bytes(parkable) +
@@ -343,35 +385,50 @@ void acquisition::note_futile(std::uint32_t count, handover_report const& report
 }
 
 /// Demands what is missing, and waits for the answer.
-void acquisition::demand_from(std::uint32_t slot, wish const& wanted,
+void acquisition::demand_from(next_asked const& next, wish const& wanted,
                               std::unique_lock<std::mutex>& lock, handover_report& report) {
+  auto const slot = next.slot;
   auto const shape = of_.view.shape();
   auto& writer = *of_.writer;
   auto const missing = wanted.missing();
   auto const held = writer.held_by(slot);
-  auto const refill = wanted.refills && turn_of(slot) == turn_in_handovers::first
+  bool const is_last = next.chunks == missing;
+  auto const refill = wanted.refills && is_last && turn_of(slot) == turn_in_handovers::first
                           ? std::min(of_.reserve, shape.chunk_count - wanted.chunks)
                           : 0;
+  auto const demanded = std::min(next.chunks + refill, most_demanded_of(slot));
   auto const since_ns = monotonic_ns();
-  auto const number = writer.demand(slot, missing + refill);
+  if (is_called_off(wanted.how)) {
+    throw error{error_kind::cancelled, "others want memory now"};
+  }
+  bool const may_park = next.may_park && !wanted.how.is_spare;
+  auto const number = writer.demand(slot, demanded, may_park);
   auto const& mailbox = of_.view.mailbox(slot);
   auto const& entry = of_.view.clients()[slot];
   auto enough = [&] { return wanted.missing() == 0; };
+  bool const says_which = may_park && has_to_park(slot, demanded);
   lock.unlock();
   if (wanted.meanwhile) {
-    wanted.foreseen = foresee(slot, missing + refill, wanted.chunks);
+    if (stays_awake_ && says_which) {
+      await_awake({&mailbox.demand_chosen, &mailbox.demand_done}, number, wanted.how.deadline);
+    }
+    wanted.foreseen = foresee(slot, number, demanded, wanted.chunks);
     wanted.meanwhile(wanted.foreseen);
   }
   if (stays_awake_) {
-    await_awake(mailbox.demand_done, number, wanted.deadline);
+    await_awake({&mailbox.demand_done}, number, wanted.how.deadline);
   }
   lock.lock();
   // A dying client's memory comes free through the broker; the deadline covers that as well.
-  bool const in_time = of_.mail.wait_until(lock, wanted.deadline, [&] {
+  bool const in_time = of_.mail.wait_until(lock, wanted.how.deadline, [&] {
     writer.pump();
     return mailbox.demand_done.load(std::memory_order_acquire) == number ||
-           !has_status(entry, client_status::live) || enough();
+           !has_status(entry, client_status::live) || enough() || is_called_off(wanted.how);
   });
+  if (!enough() && is_called_off(wanted.how)) {
+    writer.demand(slot, 0);
+    throw error{error_kind::cancelled, "others want memory now; the demand has been withdrawn"};
+  }
   if (!in_time) {
     writer.demand(slot, 0);
     bool const stopped = is_stopped(process_of(entry));
@@ -390,8 +447,9 @@ void acquisition::demand_from(std::uint32_t slot, wish const& wanted,
     writer.pump();  // the releases were posted before the answer
     add_phases(slot, since_ns, report);
   } else if (!enough()) {
-    of_.mail.wait_until(lock, wanted.deadline,
-                        [&] { return writer.held_by(slot) == 0 || enough(); });
+    of_.mail.wait_until(lock, wanted.how.deadline, [&] {
+      return writer.held_by(slot) == 0 || enough() || is_called_off(wanted.how);
+    });
   }
   add_parking(slot, since_ns, answered, report);
   // What it gave beyond that is the reserve's.
@@ -402,9 +460,17 @@ void acquisition::demand_from(std::uint32_t slot, wish const& wanted,
   }
 }
 
-/// The chunks that there will be for the server if the client in `slot` chooses the `demanded` ones
-/// among all that it has, as it would if it could give each of them.
-std::vector<std::uint32_t> acquisition::foresee(std::uint32_t slot, std::uint32_t demanded,
+/// Whether the client in `slot` could meet such a demand by parking alone. What it parks goes by what it has copies of already, which it
+/// alone knows: it says which chunks these are long before it has given them.
+bool acquisition::has_to_park(std::uint32_t slot, std::uint32_t demanded) const {
+  auto const has = giveable_by(slot);
+  return demanded > has.at_once && has.parked > 0;
+}
+
+/// The chunks that there will be for the server if the client in `slot` gives what it has promised; before it has, if it chooses the
+/// `demanded` ones among all that it has, as it would if it could give each of them.
+std::vector<std::uint32_t> acquisition::foresee(std::uint32_t slot, std::uint32_t number,
+                                                std::uint32_t demanded,
                                                 std::uint32_t wanted) const {
   auto const total = of_.view.shape().chunk_count;
   std::vector<bool> free(total);
@@ -416,7 +482,8 @@ std::vector<std::uint32_t> acquisition::foresee(std::uint32_t slot, std::uint32_
       own.push_back(i);
     }
   }
-  for (auto const chunk : choose_chunks_to_give(own, free, demanded)) {
+  auto const said = promised(of_.view, slot, number);
+  for (auto const chunk : said ? *said : choose_chunks_to_give(own, free, demanded)) {
     free[chunk] = true;
   }
   return choose_chunks_to_take(total, wanted, [&](std::uint32_t chunk) { return free[chunk]; });
@@ -480,21 +547,42 @@ std::optional<turn_in_handovers> acquisition::turn_of(std::uint32_t slot) const 
   return std::nullopt;
 }
 
-/// What another live client has that no acquisition gets: of one that is asked what it says, of others all. What the
+/// What another live client has that no acquisition gets: of one that is asked what it says, and its minimum; of others all. What the
 /// dead have comes free.
 std::uint32_t acquisition::kept_by(std::uint32_t slot) const {
-  if (slot == of_.slot || !has_status(of_.view.clients()[slot], client_status::live)) {
-    return 0;
-  }
-  auto const held = of_.writer->held_by(slot);
-  if (!turn_of(slot)) {
-    return held;
+  return slot == of_.slot || !has_status(of_.view.clients()[slot], client_status::live)
+             ? 0
+             : of_.writer->held_by(slot) - giveable_by(slot).all();
+}
+
+/// What the client in `slot` could give to a demand; also what it could be parked for later if it `stays` no longer.
+giveable acquisition::giveable_by(std::uint32_t slot, bool may_stay) const {
+  if (slot == of_.slot || !turn_of(slot)) {
+    return {};
   }
   auto const& mailbox = of_.view.mailbox(slot);
-  auto const kept = std::min(mailbox.kept_chunks.load(), held);
-  bool const may_be_parked =
-      of_.view.header().park_stay.load() > 0 && monotonic_ns() >= mailbox.stays_until_ns.load();
-  return kept - (may_be_parked ? std::min(kept, mailbox.parkable_chunks.load()) : 0);
+  bool const may_be_parked = of_.view.header().park_stay.load() > 0 &&
+                             (may_stay || monotonic_ns() >= mailbox.stays_until_ns.load());
+  return giveable_of({.held = of_.writer->held_by(slot),
+                      .kept = mailbox.kept_chunks.load(),
+                      .parkable = may_be_parked ? mailbox.parkable_chunks.load() : 0,
+                      .least = standing_in(slot).least_chunks});
+}
+
+job_standing acquisition::standing_in(std::uint32_t slot) const {
+  return standing_of(of_.view.clients()[slot], of_.view.shape().chunk_count);
+}
+
+/// Who has no minimum may be asked for more than it has.
+std::uint32_t acquisition::most_demanded_of(std::uint32_t slot) const {
+  auto const least = standing_in(slot).least_chunks;
+  auto const held = of_.writer->held_by(slot);
+  return least == 0 ? of_.view.shape().chunk_count : held - std::min(held, least);
+}
+
+/// What the job in `slot` can give without being parked.
+std::uint32_t acquisition::spare_of(std::uint32_t slot) const {
+  return turn_of(slot) == turn_in_handovers::first ? giveable_by(slot).at_once : 0;
 }
 
 std::uint32_t acquisition::kept_for_good() const {
@@ -505,25 +593,40 @@ std::uint32_t acquisition::kept_for_good() const {
   return kept;
 }
 
-/// Of those that have not given all that they can, whose turn comes first; of these who could give most.
-std::optional<std::uint32_t> acquisition::next_to_ask(
-    std::vector<std::uint32_t> const& asked) const {
-  std::optional<std::uint32_t> best;
-  std::pair<turn_in_handovers, std::uint32_t> best_at{turn_in_handovers::never, 0};
+/// Nothing is to be had of it any more: of that of who was not to be parked, without parking it.
+void acquisition::spent::note(next_asked const& asked) {
+  (asked.may_park ? of_all : at_once).push_back(asked.slot);
+}
+
+void acquisition::spent::add(std::vector<std::uint32_t> const& slots) {
+  of_all.insert(of_all.end(), slots.begin(), slots.end());
+}
+
+/// Of those that have not given all that they can, whom demand_order.hpp says.
+std::optional<next_asked> acquisition::next_to_ask(spent const& asked, std::uint32_t missing,
+                                                   bool is_spare) const {
+  auto const is_in = [](std::vector<std::uint32_t> const& slots, std::uint32_t slot) {
+    return std::find(slots.begin(), slots.end(), slot) != slots.end();
+  };
+  std::vector<giver> givers;
   for (std::uint32_t slot = 0; slot < max_clients; ++slot) {
     auto const turn = turn_of(slot);
-    if (!turn || std::find(asked.begin(), asked.end(), slot) != asked.end()) {
+    if (!turn || is_in(asked.of_all, slot) || (is_spare && turn != turn_in_handovers::first)) {
       continue;
     }
-    auto const to_give = of_.writer->held_by(slot) - kept_by(slot);
-    bool const before =
-        *turn < best_at.first || (*turn == best_at.first && to_give > best_at.second);
-    if (to_give > 0 && before) {
-      best_at = {*turn, to_give};
-      best = slot;
-    }
+    auto has = giveable_by(slot);
+    has.at_once = is_in(asked.at_once, slot) ? 0 : has.at_once;
+    has.parked = is_spare ? 0 : has.parked;
+    givers.push_back(
+        {.slot = slot,
+         .turn = *turn,
+         .rank = standing_in(slot).rank,
+         .in_use = of_.view.clients()[slot].in_use.load(std::memory_order_relaxed) != 0,
+         .is_copied = of_.view.mailbox(slot).elastic.load(std::memory_order_relaxed) == 0,
+         .most = most_demanded_of(slot),
+         .has = has});
   }
-  return best;
+  return next_demand(givers, missing);
 }
 
 /// Whether a client that has ended still holds something.
@@ -535,6 +638,14 @@ bool acquisition::dying_hold() const {
     }
   }
   return false;
+}
+
+/// Of jobs that have one.
+std::string acquisition::minimums() const {
+  auto const text = who("has a minimum of", [this](std::uint32_t slot) {
+    return turn_of(slot) ? std::min(standing_in(slot).least_chunks, of_.writer->held_by(slot)) : 0;
+  });
+  return text.empty() ? text : "; of which no demand takes what was promised: " + text;
 }
 
 std::string acquisition::holders() const {

@@ -1,5 +1,5 @@
 /// How a pool's server gets chunks: what is free, then what a dead server left, then what tenants give up whose kind
-/// is asked (client_kinds.hpp), training first; of one kind who holds most first.
+/// is asked (client_kinds.hpp), in the order of demand_order.hpp: training first, and of that jobs of the lowest priority.
 #pragma once
 
 #include <chrono>
@@ -14,6 +14,7 @@
 #include "memhandover/client/host_copy_share.hpp"
 #include "memhandover/client/serving_pool.hpp"
 #include "memhandover/ledger/client_kinds.hpp"
+#include "memhandover/ledger/demand_order.hpp"
 #include "memhandover/ledger/ledger.hpp"
 #include "memhandover/ledger/ledger_writer.hpp"
 
@@ -31,6 +32,7 @@ class acquisition {
     std::condition_variable& mail;         ///< notified when the writer has taken mail
     std::optional<ledger_writer>& writer;  ///< has a value
     std::uint32_t const& reserve;          ///< chunks that are to be free besides
+    std::uint32_t const& waiting;          ///< for this acquisition's end
     bool demands_from_engines;             ///< when training has given all that it can
     host_copy_share* copies = nullptr;     ///< where the pool has some
   };
@@ -46,8 +48,7 @@ class acquisition {
   /// Chunks for `bytes`, the server's from then on, neighbours if possible; adds what it took to `report`.
   /// One call at a time, without the mutex. `meanwhile` as in `chunk_pool::acquire_chunks`. Throws as
   /// `serving_pool::acquire`.
-  [[nodiscard]] std::vector<std::uint32_t> obtain(std::uint64_t bytes,
-                                                  std::chrono::steady_clock::time_point deadline,
+  [[nodiscard]] std::vector<std::uint32_t> obtain(std::uint64_t bytes, urgency const& how,
                                                   handover_report& report,
                                                   foresight const& meanwhile);
 
@@ -59,7 +60,7 @@ class acquisition {
  private:
   struct wish {
     std::uint32_t chunks = 0;
-    std::chrono::steady_clock::time_point deadline;
+    urgency const& how;
     foresight const& meanwhile;
     std::vector<std::uint32_t>& foreseen;    ///< what `meanwhile` was called with last
     std::function<std::uint32_t()> missing;  ///< chunks, with the mutex
@@ -73,23 +74,41 @@ class acquisition {
     std::chrono::milliseconds pause{};
   };
 
+  /// Who has been asked in vain.
+  struct spent {
+    std::vector<std::uint32_t> of_all;   ///< slots
+    std::vector<std::uint32_t> at_once;  ///< for what goes without parking them
+
+    void note(next_asked const& asked);
+    void add(std::vector<std::uint32_t> const& slots);
+  };
+
   [[nodiscard]] std::uint32_t reachable() const;
+  void refuse_spare(std::uint32_t count) const;
+  [[nodiscard]] bool is_called_off(urgency const& how) const;
   void refuse_hopeless(std::uint32_t count);
   void refuse_until_parkable(std::uint32_t count) const;
   void refuse_while_owed(std::uint32_t count) const;
   void refuse_again(std::uint32_t count) const;
   void note_futile(std::uint32_t count, handover_report const& report);
-  void demand_from(std::uint32_t slot, wish const& wanted, std::unique_lock<std::mutex>& lock,
+  void demand_from(next_asked const& next, wish const& wanted, std::unique_lock<std::mutex>& lock,
                    handover_report& report);
-  [[nodiscard]] std::vector<std::uint32_t> foresee(std::uint32_t slot, std::uint32_t demanded,
+  [[nodiscard]] bool has_to_park(std::uint32_t slot, std::uint32_t demanded) const;
+  [[nodiscard]] std::vector<std::uint32_t> foresee(std::uint32_t slot, std::uint32_t number,
+                                                   std::uint32_t demanded,
                                                    std::uint32_t wanted) const;
   void add_phases(std::uint32_t slot, std::int64_t start_ns, handover_report& report) const;
   void add_parking(std::uint32_t slot, std::int64_t start_ns, bool answered,
                    handover_report& report) const;
   [[nodiscard]] std::optional<turn_in_handovers> turn_of(std::uint32_t slot) const;
   [[nodiscard]] std::uint32_t kept_by(std::uint32_t slot) const;
-  [[nodiscard]] std::optional<std::uint32_t> next_to_ask(
-      std::vector<std::uint32_t> const& asked) const;
+  [[nodiscard]] std::uint32_t spare_of(std::uint32_t slot) const;
+  [[nodiscard]] giveable giveable_by(std::uint32_t slot, bool may_stay = false) const;
+  [[nodiscard]] job_standing standing_in(std::uint32_t slot) const;
+  [[nodiscard]] std::uint32_t most_demanded_of(std::uint32_t slot) const;
+  [[nodiscard]] std::optional<next_asked> next_to_ask(spent const& asked, std::uint32_t missing,
+                                                      bool is_spare = false) const;
+  [[nodiscard]] std::string minimums() const;
   [[nodiscard]] std::vector<std::uint32_t> not_to_ask_for_owed() const;
   [[nodiscard]] bool dying_hold() const;
   [[nodiscard]] std::string room_for_copies() const;

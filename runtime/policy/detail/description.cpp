@@ -17,9 +17,10 @@ constexpr std::array<std::string_view, 4> pause_names{"on_launch", "on_request",
 constexpr std::array<std::string_view, 2> park_names{"never", "if_needed"};
 constexpr std::array<std::string_view, 3> warm_names{"auto", "always", "fixed"};
 constexpr std::array<std::string_view, 2> miss_names{"queue", "reject"};
-constexpr std::array<std::string_view, 1> api_names{"http"};
+constexpr std::array<std::string_view, 3> api_names{"http", "openai", "oip"};
 constexpr std::array<std::string_view, 2> start_names{"at_boot", "on_demand"};
 constexpr std::array<std::string_view, 2> engine_memory_names{"pool", "own"};
+constexpr std::array<std::string_view, 2> engine_cache_names{"own", "pool"};
 constexpr std::array<std::string_view, 2> control_names{"none", "explicit"};
 
 // The name becomes a folder of the model repository and a part of URLs.
@@ -36,6 +37,9 @@ constexpr text_rule ready_rule{"/[!-~]*", "must be a path that begins with \"/\"
 constexpr text_rule route_rule{
     R"(/|/\*|(/[A-Za-z0-9._~!$&'()+,;=:@-]+)+(/\*)?)",
     "must be a path that begins with \"/\", with \"/*\" at its end for all that lies below"};
+constexpr text_rule served_name_rule{R"([^\x00-\x1F\x7F]{1,512})",
+                                     "must be a text of at most 512 bytes without control "
+                                     "characters"};
 constexpr text_rule variable_rule{"[A-Za-z_][A-Za-z0-9_]*",
                                   "must be the name of a variable: letters, digits and \"_\", not "
                                   "beginning with a digit"};
@@ -222,11 +226,20 @@ void describe_engine(key_visitor& v, engine_policy& into) {
          into.ready, ready_rule);
   v.texts({"routes",
            "Paths whose requests it gets; with /* at the end all that lies below. Of several that "
-           "fit the longest counts.",
-           "[/v1/completions, /chat/*]", true},
+           "fit the longest counts. Needed with api http.",
+           "[/v1/completions, /chat/*]"},
           into.routes, route_rule);
-  choose(v, {"api", "What is said to it; http: requests and answers pass as they are.", "http"},
+  choose(v,
+         {"api",
+          "How its requests are found; http: by their path alone; openai: below /v1, by the model "
+          "that their body names, and by their path; oip: below /v2/models, by the model that "
+          "their path names, and by their path.",
+          "http"},
          into.api, api_names);
+  v.texts({"served_names",
+           "What its models are called in requests, beside the name; with api openai or oip.",
+           "[meta-llama/Llama-3.1-8B]"},
+          into.served_names, served_name_rule);
   choose(v, {"start", "When it is started: with the server, or by its first request.", "on_demand"},
          into.start, start_names);
   choose(v,
@@ -235,6 +248,12 @@ void describe_engine(key_visitor& v, engine_policy& into) {
           "idle, or its own beside the pool.",
           "pool"},
          into.memory, engine_memory_names);
+  choose(v,
+         {"kv",
+          "Of vLLM with Sluice's plugin: whether its KV cache takes chunks of the pool as requests "
+          "need them, or is as the engine has it.",
+          "own"},
+         into.kv, engine_cache_names);
   v.named_texts(
       {"env", "Variables of its environment, beside the server's own.", "{HF_HOME: /srv/models}"},
       into.env, variable_rule);
@@ -248,6 +267,12 @@ void describe_engine(key_visitor& v, engine_policy& into) {
   number(v,
          {"max_requests", "Requests that the engine has at once; others wait (max_queue).", "1024"},
          into.max_requests, {1, 1'000'000});
+  number(v,
+         {"kept_connections",
+          "Connections to the engine that stay open for the next request; 0: each request has one "
+          "of its own.",
+          "64"},
+         into.kept_connections, {0, 4096});
 }
 
 void describe_model(key_visitor& v, model_policy& into) {
@@ -265,6 +290,16 @@ void describe_model(key_visitor& v, model_policy& into) {
         slo.percentage({"attainment", "Share of all windows in which the percentile holds.", "99%"},
                        into.slo.attainment, promised_share, percent_sign::required);
         slo.duration({"window", "Length of the windows.", "5m"}, into.slo.window, {1s, 24h});
+        slo.duration({"ttft",
+                      "Time within which the first token of a stream counts as in time; of engines "
+                      "with api openai.",
+                      "500ms"},
+                     into.slo.ttft, {1us, 1h});
+        slo.duration({"tbt",
+                      "Time within which a token counts as in time after the one before it in its "
+                      "stream; of engines with api openai.",
+                      "50ms"},
+                     into.slo.tbt, {1us, 1h});
       });
   v.section({"warm", "How long the model keeps its memory without requests.", "{mode: auto}"},
             [&into](key_visitor& warm) {
@@ -278,6 +313,11 @@ void describe_model(key_visitor& v, model_policy& into) {
                             into.warm.min_idle, {0us, 24h});
               warm.duration({"max_idle", "Longest idle timeout that auto may choose.", "10m"},
                             into.warm.max_idle, {0us, 24h});
+              warm.boolean({"prewarm",
+                            "Whether auto may have the model gone between requests that a timer "
+                            "sends, and loaded before the next ones are due.",
+                            "true"},
+                           into.warm.prewarm);
             });
   number(
       v,

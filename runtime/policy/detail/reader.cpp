@@ -99,7 +99,12 @@ void findings::add(YAML::Mark const& where, std::string const& path, std::string
 }
 
 void findings::add_at(std::string const& path, std::string const& message) {
-  auto const place = places_.find(path);
+  add_within(path, path, message);
+}
+
+void findings::add_within(std::string const& section, std::string const& path,
+                          std::string const& message) {
+  auto const place = places_.find(section);
   add(place == places_.end() ? YAML::Mark::null_mark() : place->second, path, message);
 }
 

@@ -19,6 +19,8 @@ class findings {
   void add(YAML::Mark const& where, std::string const& path, std::string const& message);
   /// A mistake in the value at `path`, which the file gives; at the file's start if it does not.
   void add_at(std::string const& path, std::string const& message);
+  /// A mistake that is none of a value's: something that belongs at `path`, within what stands at `section`, is not there.
+  void add_within(std::string const& section, std::string const& path, std::string const& message);
   void remember(std::string const& path, YAML::Mark const& where) { places_[path] = where; }
   [[nodiscard]] bool given(std::string const& path) const { return places_.count(path) != 0; }
   /// Line of the value, counted from 1; 0 if the file does not give it.

@@ -88,10 +88,9 @@ void schema_writer::memory(key const& what, std::optional<memory_amount>& /*valu
   put(what, entry);
 }
 
-void schema_writer::duration(key const& what, microseconds& value,
-                             limits<microseconds> /*allowed*/) {
+void schema_writer::duration(key const& what, microseconds& value, limits<microseconds> allowed) {
   auto entry = matching(duration_pattern);
-  entry["default"] = write_duration(value);
+  if (value >= allowed.least) entry["default"] = write_duration(value);  // else there is none
   put(what, entry);
 }
 

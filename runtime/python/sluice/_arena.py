@@ -23,7 +23,7 @@ class HostArena:
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
 
-    def enter(self, samples: int) -> None:
+    def enter(self, samples: int, recomputes: bool) -> None:
         """Before a micro-batch of so many samples."""
         self._runtime.enter(1)
 
@@ -47,7 +47,7 @@ class HostArena:
 
 @dataclass
 class Layout:
-    """How the segments of a micro-batch lie, for one number of samples."""
+    """How the segments of a micro-batch lie, for one kind."""
 
     most_bytes: int = 0  # of all segments, so far
     whole_bytes: int = 0  # of the one that all the rest is to fit into; 0: as torch asks for them
@@ -79,20 +79,21 @@ class CudaArena:
             runtime.path, "sluice_arena_alloc", "sluice_arena_free"
         )
         self._pool: torch.cuda.MemPool | None = None
-        self._samples = 0
-        self._layouts: dict[int, Layout] = {}  # by samples
-        self._lies_otherwise = False  # than the layout of these samples now says
+        self._kind = 0, False  # of micro-batch: its samples, and whether activations are computed again in backward
+        self._layouts: dict[tuple[int, bool], Layout] = {}  # by kind
+        self._lies_otherwise = False  # than the layout of this kind now says
         self._outside_bytes = 0  # allocated when this pool was made
         self._generation = 0
         self._entered = False
         self._kept = False  # whether an arena was kept for something that outlived its micro-batch
 
-    def enter(self, samples: int) -> None:
+    def enter(self, samples: int, recomputes: bool) -> None:
         # Segments of another size of micro-batch would lie beside those that this one needs: torch cannot free them
         # while the pool is entered.
-        if samples != self._samples or self._lies_otherwise or self._generation != self._runtime.generation():
+        kind = samples, recomputes
+        if kind != self._kind or self._lies_otherwise or self._generation != self._runtime.generation():
             self.release()
-        self._samples = samples
+        self._kind = kind
         fresh = self._pool is None
         if fresh:
             self._pool = torch.cuda.MemPool(self._allocator.allocator())
@@ -133,7 +134,7 @@ class CudaArena:
         return torch.cuda.memory_stats_as_nested_dict(self._device)["allocated_bytes"]["all"]
 
     def _layout(self) -> Layout:
-        return self._layouts.setdefault(self._samples, Layout())
+        return self._layouts.setdefault(self._kind, Layout())
 
     def _make_whole(self, size: int) -> None:
         """Has torch cache one segment of so many bytes."""

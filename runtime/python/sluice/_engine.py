@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from sluice import _agreement, _batches, _checks, _runtime, _torch_compat
+from sluice import _agreement, _batches, _checks, _recomputation, _runtime, _torch_compat
 from sluice._arena import make_arena
 from sluice._buffers import Buffers
 from sluice._gradients import Gradients, separate_sums
@@ -66,13 +67,14 @@ class Engine:
         micro_batch: Most samples in a slice. None: the whole batch.
         adapt: Whether a slice may become smaller when memory is short. None: unless there are batch statistics.
         generators: Random generators that the loss function uses (see ``RandomState``).
+        recompute: Switches activation checkpointing (see ``Step``); None: nothing does.
         processes: Those that train the model together, if the caller has their gradients reduced.
 
     Not thread-safe.
     """
 
     def __init__(self, model: nn.Module, param_groups: list[dict[str, Any]], micro_batch: int | None,
-                 adapt: bool | None, generators: Iterable[Any], processes: Processes | None = None) -> None:
+                 adapt: bool | None, generators: Iterable[Any], recompute: Any, processes: Processes | None = None) -> None:
         self._micro_batch = checked_micro_batch(micro_batch)
         self._model = model
         self._parts = Parts(model)
@@ -103,7 +105,8 @@ class Engine:
         if self._inside and not self.cuda:
             self.agreement = _agreement.join(self.runtime, processes.group, processes.groups)
         self._rehearsed = self.runtime is None
-        self._planner = Planner(self.runtime, adapt, processes is not None and processes.several)
+        self.recomputation = _recomputation.find(recompute, model, self._inside)
+        self._planner = Planner(self.runtime, adapt, processes is not None and processes.several, self.recomputation is not None)
         self.processes = processes
         if processes is not None:
             processes.follow(params)
@@ -118,15 +121,14 @@ class Engine:
         #: Whether a loss function has been seen that runs backward for something else than its loss.
         self.knows_other_backward = False
         self._in_vain = TriesInVain()
-        self.counts = {"steps": 0, "samples": 0, "commits": 0, "discards": 0, "micro_batch": 0}
+        self.counts = {"steps": 0, "samples": 0, "commits": 0, "discards": 0, "micro_batch": 0, "recomputed": 0}
 
     def explained(self) -> contextlib.AbstractContextManager:
         """Extends the messages of exceptions that pass and that the pool has to do with."""
         return self.trouble.explained(lambda: self.counts["discards"]) if self.trouble else contextlib.nullcontext()
 
     def stats(self) -> dict[str, float]:
-        """Counts since the start: steps, samples, commits, discards, the last micro_batch; wait_seconds for memory; and
-        discarded_seconds, which micro-batches of this process had run when they lost their memory."""
+        """As ``Step.stats``."""
         discarded = self.runtime.discarded_ns() / 1e9 if self.runtime else 0.0
         return {**self.counts, "wait_seconds": self._planner.wait_seconds, "discarded_seconds": discarded}
 
@@ -170,28 +172,68 @@ class Engine:
             self.gradients.begin(add)
         largest = min(self._micro_batch or total, total)
         code = code_of(loss_fn)
-        if not self._rehearsed:
-            compiled = _torch_compat.is_anything_compiled() or any(map(_torch_compat.is_compiled, (self._model, loss_fn)))
-            for kind, count in self._rehearsals(total, largest, compiled):
-                rehearsal = kind(self, _batches.cut(batch, 0, count), count, total, losses, scaler, code=code)
-                yield from self._tried(rehearsal)
-                if kind is Rehearsal and not rehearsal.failed:
-                    break
-            self._rehearsed = True
-        done = 0
-        while done < total:
-            count = self._planner.next(total - done, largest)
-            self.counts["micro_batch"] = count
-            last = update if done + count == total else None
-            overlaps = done + count == total and losses is not None and self._may_overlap()
-            micro = MicroBatch(self, _batches.cut(batch, done, done + count), count, total, losses, scaler, last, overlaps, code)
-            yield from self._tried(micro)
-            if micro.committed:
-                done += count
-                if self.trouble:
-                    self.trouble.forget_rehearsal()
+        try:
+            if not self._rehearsed:
+                yield from self._rehearse(batch, total, largest, losses, scaler, loss_fn)
+            done = 0
+            while done < total:
+                count = self._planner.next(total - done, largest)
+                self.counts["micro_batch"] = count
+                self._recompute(self._planner.recomputes)
+                last = update if done + count == total else None
+                overlaps = done + count == total and losses is not None and self._may_overlap()
+                micro = MicroBatch(self, _batches.cut(batch, done, done + count), count, total, losses, scaler, last, overlaps, code)
+                yield from self._tried(micro)
+                if micro.committed:
+                    done += count
+                    if self.trouble:
+                        self.trouble.forget_rehearsal()
+        finally:
+            if self.recomputes:  # between steps the model is as its user has it
+                self._recompute(False)
         if update is None or not update.has_run:
             self.gradients.finish()
+
+    def _rehearse(self, batch: tuple, total: int, largest: int, losses: Losses | None, scaler: torch.amp.GradScaler | None,
+                  loss_fn: Any) -> Iterator[MicroBatch]:
+        """Yields rehearsals; where activations can be computed again, with and without, which must train the same."""
+        compiled = _torch_compat.is_anything_compiled() or any(map(_torch_compat.is_compiled, (self._model, loss_fn)))
+        traces: list[_recomputation.Trace | None] = []
+        for again in (True, False) if self.recomputation else (False,):
+            self._recompute(again)
+            tried: list[Rehearsal] = []
+            for kind, count in self._rehearsals(total, largest, compiled):
+                tried.append(kind(self, _batches.cut(batch, 0, count), count, total, losses, scaler, code=code_of(loss_fn)))
+                yield from self._tried(tried[-1])
+                if kind is Rehearsal and not tried[-1].failed:
+                    break
+            traces.append(tried[0].trace)
+        if self.recomputation:
+            self._compare(*traces)
+        self._rehearsed = True
+
+    def _recompute(self, again: bool) -> None:
+        if self.recomputation is not None:
+            self.recomputation.set(again)
+
+    def _compare(self, again: _recomputation.Trace | None, kept: _recomputation.Trace | None) -> None:
+        """Raises SluiceError if they are not the same training; where that is not known activations are kept."""
+        if again is not None and kept is not None:
+            _recomputation.refuse_difference(kept, again, self._model)
+            return
+        print("sluice: recompute is left out: the loss function has failed for the few samples on which both ways are compared before "
+              "the first step", file=sys.stderr, flush=True)
+        self.recomputation = None
+        self._planner.keep_activations()
+
+    def trace(self) -> _recomputation.Trace | None:
+        """What a rehearsal leaves, if there is something to compare it with."""
+        return _recomputation.Trace(self._model, self.gradients.params, self._random) if self.recomputation else None
+
+    @property
+    def recomputes(self) -> bool:
+        """Whether activations are computed again in backward."""
+        return self.recomputation is not None and self.recomputation.on
 
     def _may_overlap(self) -> bool:
         """Whether the last micro-batch's gradients may go to other processes while its backward runs: then it counts."""
@@ -341,7 +383,7 @@ class Engine:
         self.counts["discards"] += 1
         self._in_vain.discarded(self.counts["commits"], size)
         self._lost_unwatched = not self.outside.is_watched
-        runtime.plan_discarded(size, state)
+        runtime.plan_discarded(size, int(self.recomputes), state)
         runtime.discard()
         self.arena.release_all()
         torch.clear_autocast_cache()

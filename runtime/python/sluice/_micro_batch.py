@@ -198,7 +198,7 @@ class MicroBatch:
             # gate know what belongs to the micro-batch, and leave what other threads train alone.
             self._threading = torch.autograd.set_multithreading_enabled(False)
         try:
-            engine.arena.enter(self.size)
+            engine.arena.enter(self.size, engine.recomputes)
         except BaseException:
             self._leave()
             engine.runtime.discard()
@@ -334,7 +334,7 @@ class MicroBatch:
                 raise failure
             finally:
                 del failure  # a frame and an exception that hold each other would keep the slice's tensors
-        runtime.plan_committed(self.size, *needed, time.perf_counter() - self._started)
+        runtime.plan_committed(self.size, int(engine.recomputes), *needed, time.perf_counter() - self._started)
         self._count()
         return True
 
@@ -381,6 +381,7 @@ class MicroBatch:
         self.committed = True
         self._engine.outside.resolve(self._code)
         self._engine.counts["commits"] += 1
+        self._engine.counts["recomputed"] += self._engine.recomputes
 
     def _give_up(self) -> None:
         """The block failed by itself: nothing of this slice counts, and the caller hears of it."""

@@ -1,4 +1,4 @@
-"""How many samples the next micro-batch has, and waiting for the memory that it needs."""
+"""How many samples the next micro-batch has, whether it computes activations again, and waiting for the memory that it needs."""
 
 from __future__ import annotations
 
@@ -22,16 +22,24 @@ class Planner:
         runtime: None for plain PyTorch.
         adapt: Whether a micro-batch may become smaller when memory is short.
         together: Whether other processes wait for this one, in its micro-batches or at the end of its steps.
+        may_recompute: Whether activations can be computed again in backward.
     """
 
     #: Who has started the process's one planner, and for how many samples.
     _started: tuple[Planner, int] | None = None
 
-    def __init__(self, runtime: Runtime | None, adapt: bool, together: bool) -> None:
+    def __init__(self, runtime: Runtime | None, adapt: bool, together: bool, may_recompute: bool = False) -> None:
         self._runtime = runtime
         self._adapt = adapt
         self._together = together
+        self._may_recompute = may_recompute
+        self.recomputes = False  # the next slice
         self.wait_seconds = 0.0
+
+    def keep_activations(self) -> None:
+        """From now on."""
+        self._may_recompute = False
+        Planner._started = None
 
     def next(self, remaining: int, largest: int) -> int:
         """Samples of the next slice; waits for memory if not even the smallest permitted one fits.
@@ -44,10 +52,10 @@ class Planner:
         if self._runtime is None:
             return evenly
         if Planner._started != (self, largest):
-            self._runtime.plan_start(largest, 0 if self._adapt else 1)
+            self._runtime.plan_start(largest, 0 if self._adapt else 1, 1 if self._may_recompute else 0)
             Planner._started = (self, largest)
         while True:
-            count, needed = self._runtime.plan(remaining)
+            count, needed, self.recomputes = self._runtime.plan(remaining)
             if count > 0:
                 return count if self._adapt else min(count, evenly)  # what fits and does not adapt is cut as without a pool
             self._wait(needed, 1 if self._adapt else largest)

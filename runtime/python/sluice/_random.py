@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import pickle
 import random
 import sys
 from collections.abc import Callable, Iterable
@@ -45,6 +46,13 @@ class RandomState:
         """To be called where there is time, and ``save`` comes next: gets what takes long."""
         self._numpy.foresee()
 
+    def now(self) -> dict[str, bytes]:
+        """Every state as it is, by what its generator is called: equal bytes are equal states."""
+        names = ["torch's default generator", "Python's random", *(["the GPU's default generator"] if self._cuda else [])]
+        found = self._global()
+        names += ["numpy.random"] * (len(found) - len(names)) + [f"generators[{at}]" for at in range(len(self._given))]
+        return {name: _bytes_of(get()) for name, (get, _) in zip(names, [*found, *self._given], strict=True)}
+
     def restore(self) -> None:
         """Puts back what was remembered."""
         self._numpy.forget()
@@ -73,6 +81,10 @@ class _CudaState:
     def now(cls) -> _CudaState:
         dropout_states.look()
         return cls()
+
+    @property
+    def state(self) -> torch.Tensor:
+        return self._state
 
     @torch.no_grad()
     def restore(self) -> None:
@@ -118,6 +130,12 @@ class _NumpyState:
 
     def _lies_in(self, generator: Any) -> bool:
         return ctypes.string_at(generator.ctypes.state_address, len(self._bits)) == self._bits
+
+
+def _bytes_of(state: Any) -> bytes:
+    if isinstance(state, _CudaState):
+        state = state.state
+    return state.numpy().tobytes() if isinstance(state, torch.Tensor) else pickle.dumps(state)
 
 
 def _numpy_random() -> Any:

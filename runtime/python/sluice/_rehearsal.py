@@ -6,6 +6,7 @@ import torch
 
 from sluice._backward import release_frames_of
 from sluice._micro_batch import MicroBatch
+from sluice._recomputation import Trace
 from sluice.errors import SluiceError
 
 
@@ -18,6 +19,7 @@ class Rehearsal(MicroBatch):
 
     is_kept = False
     failed = False
+    trace: Trace | None = None  # of one that has not failed, where there are two ways to compare
 
     def _enter(self) -> None:
         if self._engine.cuda:
@@ -32,6 +34,7 @@ class Rehearsal(MicroBatch):
         engine = self._engine
         self.failed = failure is not None
         refusal = self._refusal()
+        self.trace = None if self.failed else engine.trace()
         engine.abandon()
         engine.restore()
         if not self.failed:

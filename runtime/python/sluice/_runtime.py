@@ -63,10 +63,10 @@ _SIGNATURES = {
     "sluice_ranks_loss": (ctypes.c_char_p, []),
     "sluice_ranks_difference": (ctypes.c_int, [ctypes.POINTER(ctypes.c_uint64), ctypes.POINTER(ctypes.c_uint),
                                                ctypes.POINTER(Collective)]),
-    "sluice_plan_start": (ctypes.c_int, [ctypes.c_uint32, ctypes.c_int]),
-    "sluice_plan_next": (ctypes.c_uint32, [ctypes.c_uint32, ctypes.POINTER(ctypes.c_uint64)]),
-    "sluice_plan_committed": (None, [ctypes.c_uint32, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_double]),
-    "sluice_plan_discarded": (None, [ctypes.c_uint32, ctypes.c_int]),
+    "sluice_plan_start": (ctypes.c_int, [ctypes.c_uint32, ctypes.c_int, ctypes.c_int]),
+    "sluice_plan_next": (ctypes.c_uint32, [ctypes.c_uint32, ctypes.POINTER(ctypes.c_uint64), ctypes.POINTER(ctypes.c_int)]),
+    "sluice_plan_committed": (None, [ctypes.c_uint32, ctypes.c_int, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_double]),
+    "sluice_plan_discarded": (None, [ctypes.c_uint32, ctypes.c_int, ctypes.c_int]),
 }
 
 MOST_RANKS = 64  # that agree
@@ -87,10 +87,12 @@ class Runtime:
     def error(self) -> str:
         return self.last_error().decode()
 
-    def plan(self, remaining: int) -> tuple[int, int]:
-        """Samples of the next micro-batch, 0 to wait, and the bytes that it needs or waits for."""
-        needed = ctypes.c_uint64()
-        return self.plan_next(remaining, ctypes.byref(needed)), needed.value
+    def plan(self, remaining: int) -> tuple[int, int, bool]:
+        """Samples of the next micro-batch, 0 to wait, the bytes that it needs or waits for, and whether it computes activations
+        again in backward."""
+        needed, recompute = ctypes.c_uint64(), ctypes.c_int()
+        samples = self.plan_next(remaining, ctypes.byref(needed), ctypes.byref(recompute))
+        return samples, needed.value, recompute.value != 0
 
     def join_groups(self, keys: list[str]) -> bool:
         """Of ranks that agree, by what each group is called; the first has all."""

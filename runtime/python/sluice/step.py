@@ -51,11 +51,15 @@ class Step:
         clip_norm: Largest norm of the optimizer's gradients, all taken as one vector.
         closure: Whether the optimizer calls a closure for the loss, as LBFGS does. None: if its ``step`` cannot be
             called without one.
+        recompute: Switches activation checkpointing: a function that is called with whether activations are to be computed
+            again in backward, between micro-batches; True: the model's own switch (transformers, timm). They are where memory
+            is short and more samples a second are trained so.
 
     Raises:
         TypeError: for an argument of the wrong type.
         ValueError: for one of the wrong value.
-        SluiceError: under ``sluice run`` for a model whose work on several GPUs, or in several processes, cannot run again.
+        SluiceError: under ``sluice run`` for a model whose work on several GPUs, or in several processes, cannot run again; for
+            ``recompute`` with processes that work together inside of micro-batches.
 
     Not thread-safe: one step at a time, from one thread.
     """
@@ -72,6 +76,7 @@ class Step:
         scaler: torch.amp.GradScaler | None = None,
         clip_norm: float | None = None,
         closure: bool | None = None,
+        recompute: Callable[[bool], Any] | bool | None = None,
     ) -> None:
         if not isinstance(model, nn.Module):
             raise TypeError(f"model must be a torch.nn.Module, not {type(model).__name__}")
@@ -91,7 +96,8 @@ class Step:
         self._reduction = reduction
         self.model = model
         self.optimizer = optimizer
-        self._engine = Engine(model, optimizer.param_groups, micro_batch, adapt, generators, _processes_of(model))
+        self._engine = Engine(model, optimizer.param_groups, micro_batch, adapt, generators, recompute,
+                              _processes_of(model))
         self._runtime = self._engine.runtime
         self._arena = self._engine.arena
         self._loss: torch.Tensor | None = None
@@ -124,7 +130,8 @@ class Step:
 
     def stats(self) -> dict[str, float]:
         """Counts since the start: steps, samples, commits, discards, the last micro_batch; wait_seconds for memory; and
-        discarded_seconds, which micro-batches of this process had run when they lost their memory."""
+        discarded_seconds, which micro-batches of this process had run when they lost their memory; recomputed, the commits whose
+        activations were computed again in backward."""
         return self._engine.stats()
 
     def __call__(self, loss_fn: Callable[..., Any], *batch: Any) -> torch.Tensor:

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <boost/asio/post.hpp>
+#include <cstdlib>
 
 #include "memhandover/base/unique_fd.hpp"
 #include "runtime/launcher/environment.hpp"
@@ -23,6 +24,17 @@ constexpr milliseconds first_delay{100}, longest_delay{30'000};
 constexpr std::chrono::seconds long_enough{10};
 /// Between two looks whether it is ready: the first, and the longest.
 constexpr milliseconds first_look{20}, longest_look{500};
+
+/// In a folder of its own, which its keeper removes with it.
+std::string new_socket(std::filesystem::path const& runtime_folder) {
+  auto made = (runtime_folder / "engines-XXXXXX").string();
+  if (::mkdtemp(made.data()) == nullptr) {
+    throw error{error_kind::unavailable,
+                fmt::format("no folder for the sockets of engines can be made in {}",
+                            runtime_folder.string())};
+  }
+  return made + "/engine.sock";
+}
 
 }  // namespace
 
@@ -46,6 +58,7 @@ void engine_host::impl::want(std::size_t which) {
     // Until then requests hear why it has failed, if it has.
     if (engine.state == engine_state::cold) engine.state = engine_state::queued;
   }
+  if (waits_for_retired(which)) return;  // whose end has it started
   engine.now.timer->expires_at(due);
   engine.now.timer->async_wait([this, which](error_code cancelled) {
     if (!cancelled) queue(which);
@@ -53,6 +66,7 @@ void engine_host::impl::want(std::size_t which) {
 }
 
 void engine_host::impl::queue(std::size_t which) {
+  if (engines_[which].now.process || waits_for_retired(which)) return;  // come meanwhile
   {
     std::lock_guard const lock{mutex_};
     engines_[which].state = engine_state::queued;
@@ -62,7 +76,7 @@ void engine_host::impl::queue(std::size_t which) {
 }
 
 void engine_host::impl::next_turn() {
-  if (is_ending_ || starting_ || turns_.empty() || is_draining()) return;
+  if (!may_start_ || is_ending_ || starting_ || turns_.empty() || is_draining()) return;
   starting_ = turns_.front();
   turns_.pop_front();
   begin(*starting_);
@@ -70,13 +84,11 @@ void engine_host::impl::next_turn() {
 
 void engine_host::impl::begin(std::size_t which) {
   auto& engine = engines_[which];
+  engine_address address;
   try {
-    engine_address address;
     auto const& is = *engine.is.engine;
     if (is.names(policy::socket_placeholder)) {
-      address.socket = (socket_folder_ / (std::to_string(which) + ".sock")).string();
-      std::error_code ignored;
-      std::filesystem::remove(address.socket, ignored);
+      address.socket = new_socket(how_.runtime_folder);
     } else {
       address.port = free_port();
     }
@@ -88,6 +100,7 @@ void engine_host::impl::begin(std::size_t which) {
       std::lock_guard const lock{mutex_};
       engine.state = engine_state::starting;
       engine.address = address;
+      engine.is_adopted = engine.is_shared = false;
       ++engine.starts;
     }
     spdlog::info("engine starts engine={} address={}", engine.is.name,
@@ -95,6 +108,10 @@ void engine_host::impl::begin(std::size_t which) {
     listen(which);
     look(which);
   } catch (std::exception const& failure) {
+    std::error_code ignored;
+    if (!engine.now.process && !address.socket.empty()) {
+      std::filesystem::remove(std::filesystem::path{address.socket}.parent_path(), ignored);
+    }
     on_end(which, failure.what());
   }
 }
@@ -114,6 +131,10 @@ engine_order engine_host::impl::order_of(entry const& engine, engine_address con
   order.environment = variables.entries();
   order.folder = how_.folder;
   order.log = log_of(engine);
+  order.meeting = new_meeting_place(how_.runtime_folder, how_.device);
+  order.identity = identity_of(engine);
+  order.address = address;
+  order.patience = how_.patience;
   return order;
 }
 
@@ -136,11 +157,13 @@ void engine_host::impl::await_word(std::size_t which) {
 void engine_host::impl::hear(std::size_t which) {
   auto& engine = engines_[which];
   while (auto const said = engine.now.process->hear()) {
-    if (said->value("type", "") == "ended") return on_end(which, said->value("text", "has ended"));
-    if (said->value("type", "") == "started") {
-      std::lock_guard const lock{mutex_};
-      engine.pid = said->value("pid", 0);
-    }
+    auto const type = said->value("type", "");
+    if (type == "ended" && is_awaited(which)) return on_lost(which);
+    if (type == "ended") return on_end(which, said->value("text", "has ended"));
+    if (type == "yours") on_yours(which, *said);
+    std::lock_guard const lock{mutex_};
+    if (type == "started") engine.pid = said->value("pid", 0);
+    if (type == "alone") engine.is_shared = false;
   }
   await_word(which);
 }
@@ -184,17 +207,19 @@ void engine_host::impl::on_ready(std::size_t which) {
   auto& engine = engines_[which];
   end_look(engine);
   std::vector<std::function<void()>> admissions;
+  clock::duration took{};
   {
     std::lock_guard const lock{mutex_};
     engine.state = engine_state::ready;
     engine.ready_since = engine.idle_since = clock::now();
-    engine.last_start = engine.ready_since - engine.now.began;
+    took = engine.ready_since - engine.now.began;
+    if (!engine.is_adopted) engine.last_start = took;
     engine.has_failed_to_start = false;
     admissions = admit(engine);
   }
-  spdlog::info("engine is ready engine={} took_ms={:.0f}", engine.is.name,
-               milliseconds_of(*engine.last_start));
+  spdlog::info("engine is ready engine={} took_ms={:.0f}", engine.is.name, milliseconds_of(took));
   for (auto const& each : admissions) each();
+  ask_for_models(which);
   end_turn(which);
 }
 
@@ -244,11 +269,8 @@ void engine_host::impl::end_turn(std::size_t which) {
 void engine_host::impl::on_end(std::size_t which, std::string const& how) {
   auto& engine = engines_[which];
   auto const said = engine.now.process ? engine.now.process->last_lines() : std::string{};
-  engine.now.timer->cancel();
-  engine.now.parking_timer->cancel();
-  engine.now.look.reset();
-  engine.now.socket.reset();
-  engine.now.process.reset();
+  drop_process(engine);
+  engine.now.has_asked = false;
   bool has_started = false, goes_on = false;
   std::string reason;
   {
@@ -257,8 +279,10 @@ void engine_host::impl::on_end(std::size_t which, std::string const& how) {
     has_started = is_up(engine.state);
     engine.parks_before += engine.share ? engine.share->parks() : 0;
     engine.share.reset();
+    engine.kv_fault.clear();
     engine.by_operator = false;
-    engine.is_doubted = false;
+    engine.is_doubted = engine.is_shared = false;
+    engine.kept.drop();
     bool const was_up = has_started && now - engine.ready_since >= long_enough;
     engine.failures = was_up ? 1 : engine.failures + 1;
     engine.next_start = now + restart_delay(engine.failures);
@@ -280,6 +304,12 @@ void engine_host::impl::on_end(std::size_t which, std::string const& how) {
   }
   if (goes_on) want(which);
   end_turn(which);
+}
+
+/// It is its predecessor's still.
+bool engine_host::impl::is_awaited(std::size_t which) const {
+  auto const& process = engines_[which].now.process;
+  return process && !process->is_own() && !is_draining();
 }
 
 void engine_host::impl::look_whether_all_ended() {

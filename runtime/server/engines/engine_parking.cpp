@@ -51,8 +51,7 @@ void engine_host::impl::ask_broker(
       if (failure.empty()) failure = "the broker does not answer";
     }
     net::post(io_, [this, which, root, then, seen = std::move(seen), failure] {
-      auto const& process = engines_[which].now.process;
-      if (process && process->keeper_pid() == root && !is_ending_) then(seen, failure);
+      if (is_run_of(which, root)) then(seen, failure);
     });
   });
 }
@@ -73,7 +72,7 @@ std::optional<engine_host::impl::clock::time_point> engine_host::impl::idle_end(
     entry const& engine) const {
   auto const timeout = idle_timeout_of(engine);
   bool const is_idle = engine.state == engine_state::ready && !engine.is_doubted &&
-                       engine.inside.empty() && engine.waiting.empty();
+                       !engine.is_shared && engine.inside.empty() && engine.waiting.empty();
   bool const has_memory = engine.share && engine.share->resident_bytes() > 0;
   if (!timeout || !is_idle || !has_memory) return std::nullopt;
   return engine.idle_since + std::chrono::duration_cast<clock::duration>(*timeout);
@@ -85,16 +84,60 @@ void engine_host::impl::watch() {
   park_idle();
   if (clock::now() >= next_watch_) {
     next_watch_ = clock::now() + look_every;
-    for (std::size_t i = 0; i < engines_.size(); ++i) {
-      if (!engines_[i].now.process || !engines_[i].is_tenant()) continue;
-      ask_broker(
-          i, [this](pid_t root) { return pool_->look(root); },
-          [this, i](engine_share const& seen, std::string const& failure) {
-            if (failure.empty()) on_seen(i, seen);
-          });
-    }
+    look_at_all();
   }
   watch_again();
+}
+
+void engine_host::impl::look_at_all() {
+  std::vector<std::size_t> which;
+  std::vector<pid_t> roots;
+  for (std::size_t i = 0; i < engines_.size(); ++i) {
+    if (!engines_[i].now.process || !engines_[i].is_tenant()) continue;
+    which.push_back(i);
+    roots.push_back(engines_[i].now.process->keeper_pid());
+  }
+  if (which.empty()) return;
+  net::post(broker_, [this, which = std::move(which), roots = std::move(roots)] {
+    try {
+      net::post(io_, [this, which, roots, seen = pool_->look(roots)] {
+        on_all_seen(which, roots, seen);
+      });
+    } catch (std::exception const&) {  // one that does not answer is asked again
+    }
+  });
+}
+
+void engine_host::impl::on_all_seen(std::vector<std::size_t> const& which,
+                                    std::vector<pid_t> const& roots,
+                                    std::vector<engine_share> const& seen) {
+  for (std::size_t i = 0; i < which.size(); ++i) {
+    if (is_run_of(which[i], roots[i])) on_seen(which[i], seen[i]);
+  }
+}
+
+/// It is the same run of the engine still.
+bool engine_host::impl::is_run_of(std::size_t which, pid_t root) const {
+  auto const& process = engines_[which].now.process;
+  return process && process->keeper_pid() == root && !is_ending_;
+}
+
+/// Whether it has requests, so that a demand takes others' memory first.
+void engine_host::impl::say_use(std::size_t which) {
+  if (!engines_[which].now.process) return;  // it is told when it has memory
+  bool is_used = false;
+  {
+    std::lock_guard const lock{mutex_};
+    is_used = engines_[which].is_used;
+  }
+  ask_broker(
+      which,
+      [this, is_used](pid_t root) {
+        auto const seen = pool_->look(root);
+        pool_->note(seen, is_used);
+        return seen;
+      },
+      [](engine_share const& /*seen*/, std::string const& /*failure*/) {});  // the next look tells
 }
 
 void engine_host::impl::watch_again() {
@@ -129,17 +172,36 @@ void engine_host::impl::park_idle() {
   for (auto const which : idle) park(which);
 }
 
+/// Under the mutex. Nothing says that an engine has Sluice's plugin but that it is in the pool.
+void engine_host::impl::note_cache(entry& engine, engine_share const& seen) {
+  bool const lacks = engine.is.engine->kv == policy::engine_cache::pool && !seen.kv();
+  if (!lacks) {
+    engine.kv_fault.clear();
+  } else if (engine.kv_fault.empty()) {
+    engine.kv_fault = fmt::format(
+        "its policy says kv: pool, and it has started without: vLLM loads Sluice's plugin if the "
+        "package sluice is installed for its Python, and VLLM_PLUGINS does not leave "
+        "it out; {} "
+        "says more",
+        log_of(engine).string());
+    spdlog::warn("engine keeps its KV cache beside the pool engine={} reason={}", engine.is.name,
+                 telemetry::quoted(engine.kv_fault));
+  }
+}
+
 /// What nobody here has done: an operator, or a demand of the server's.
 void engine_host::impl::on_seen(std::size_t which, engine_share const& seen) {
-  bool is_taken = false, comes = false, lacks_memory = false;
+  bool is_taken = false, comes = false, lacks_memory = false, is_news = false;
   {
     std::lock_guard const lock{mutex_};
     auto& engine = engines_[which];
     engine.share = seen;
+    engine.busy.add(seen.worked(), engine.counts.answered);
     (void)engine.controller.tick(clock::now());
     if (engine.state == engine_state::ready && seen.is_held()) {
       engine.state = engine_state::parked;
       engine.by_operator = true;
+      engine.kept.drop();
     } else if (engine.state == engine_state::parked && !seen.is_held()) {
       engine.state = engine_state::waking;
       engine.by_operator = false;
@@ -147,13 +209,17 @@ void engine_host::impl::on_seen(std::size_t which, engine_share const& seen) {
     }
     lacks_memory = seen.waits() &&
                    (engine.state == engine_state::ready || engine.state == engine_state::starting);
+    engine.is_used = !engine.inside.empty() || !engine.waiting.empty();
+    is_news = !seen.is_noted(engine.is_used);
+    if (is_up(engine.state)) note_cache(engine, seen);
     is_taken = engine.state == engine_state::ready && engine.inside.empty() &&
-               engine.waiting.empty() && seen.parked_bytes() > 0;
+               engine.waiting.empty() && !engine.is_shared && seen.parked_bytes() > 0;
   }
   if (comes) {
     engines_[which].now.parking_began = clock::now();
     look_whether_back(which);
   }
+  if (is_news) say_use(which);
   if (lacks_memory) park_another_for(which);
   if (is_taken) park(which);  // so that it stays until somebody asks for it
 }
@@ -182,8 +248,15 @@ void engine_host::impl::park(std::size_t which) {
                         (engine.state == engine_state::ready && engine.inside.empty());
     if (!engine.now.process || !may_go || is_draining_) return;
     engine.state = engine_state::parking;
+    engine.kept.drop();
   }
+  engine.now.question.reset();
+  engine.now.unasked.clear();
   engine.now.parking_began = clock::now();
+  order_away(which);
+}
+
+void engine_host::impl::order_away(std::size_t which) {
   ask_broker(
       which,
       [this](pid_t root) {
@@ -206,6 +279,7 @@ void engine_host::impl::look_whether_away(std::size_t which) {
       which, [this](pid_t root) { return pool_->look(root); },
       [this, which](engine_share const& seen, std::string const& failure) {
         if (state_of(which) != engine_state::parking) return;
+        if (failure.empty() && seen.awaits_order()) return order_away(which);
         if (failure.empty() && seen.is_away()) {
           {
             std::lock_guard const lock{mutex_};
@@ -309,6 +383,7 @@ void engine_host::impl::on_back(std::size_t which) {
   auto& engine = engines_[which];
   calls admitted;
   clock::duration took{};
+  std::function<void()> announce;
   {
     std::lock_guard const lock{mutex_};
     auto const now = clock::now();
@@ -320,11 +395,14 @@ void engine_host::impl::on_back(std::size_t which) {
       engine.controller.on_load(now, took);
     }
     admitted = admit(engine);
+    if (!admitted.empty()) announce = announce_;
   }
+  if (announce) announce();
   if (engine.park_refusal.empty()) {
     spdlog::info("engine is back engine={} took_ms={:.0f}", engine.is.name, milliseconds_of(took));
   }
   for (auto const& each : admitted) each();
+  if (!engine.now.has_asked) ask_for_models(which);
 }
 
 /// Who waits hears why, and it stays away: in part it would hold memory that others could use.

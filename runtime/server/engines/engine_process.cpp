@@ -3,17 +3,23 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <netinet/in.h>
+#include <spdlog/spdlog.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <fstream>
+#include <random>
 #include <utility>
 
 #include "memhandover/base/error.hpp"
+#include "memhandover/base/socket_address.hpp"
 #include "memhandover/base/system_error.hpp"
 #include "memhandover/base/wire.hpp"
 #include "runtime/policy/policy.hpp"
+#include "runtime/telemetry/logging.hpp"
 
 namespace sluice::server {
 namespace {
@@ -52,6 +58,31 @@ std::uint16_t free_port() {
   return ntohs(address.sin_port);
 }
 
+namespace {
+
+std::string meeting_prefix(int device) {
+  return fmt::format("k{}-", device);
+}
+
+}  // namespace
+
+std::filesystem::path new_meeting_place(std::filesystem::path const& runtime_folder, int device) {
+  return runtime_folder / fmt::format("{}{:08x}", meeting_prefix(device), std::random_device{}());
+}
+
+std::vector<std::filesystem::path> meeting_places(std::filesystem::path const& runtime_folder,
+                                                  int device) {
+  std::vector<std::filesystem::path> found;
+  std::error_code ignored;
+  for (auto const& each : std::filesystem::directory_iterator{runtime_folder, ignored}) {
+    if (each.path().filename().string().starts_with(meeting_prefix(device))) {
+      found.push_back(each.path());
+    }
+  }
+  std::sort(found.begin(), found.end());
+  return found;
+}
+
 engine_process::engine_process(engine_order const& order) : log_(order.log) {
   unique_fd const log{
       ::open(log_.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, S_IRUSR | S_IWUSR)};
@@ -67,25 +98,110 @@ engine_process::engine_process(engine_order const& order) : log_(order.log) {
   server_end_.reset(ends[0]);
   keeper_ = child_process::start({order.keeper.string(), "--keep-engine", order.name},
                                  unique_fd{ends[1]});
+  keeper_pid_ = keeper_.pid();
+  identity_ = order.identity;
+  address_ = order.address;
   memhandover::send_message(server_end_.get(),
                             {{"type", "run"},
                              {"command", order.command},
                              {"environment", order.environment},
-                             {"folder", order.folder.string()}},
+                             {"folder", order.folder.string()},
+                             {"meeting", order.meeting.string()},
+                             {"patience_ms", order.patience.count()},
+                             {"identity", identity_},
+                             {"address", {{"socket", address_.socket}, {"port", address_.port}}},
+                             {"log", log_.string()},
+                             {"log_begin", log_begin_}},
                             {log.get()});
 }
 
 engine_process::~engine_process() {
-  server_end_.reset();  // which ends the engine, and then its keeper
+  if (!is_own_) {
+    keeper_.leave();
+    return;
+  }
+  say({{"type", "end"}});
   if (keeper_.pid() != 0) {
+    server_end_.reset();
     (void)keeper_.wait();
+    return;
+  }
+  // It hangs up when all has ended, which takes the kernel a moment for what has much memory.
+  constexpr std::chrono::seconds patience{10};
+  auto const until = std::chrono::steady_clock::now() + patience;
+  try {
+    while (memhandover::receive_message(
+        server_end_.get(),
+        static_cast<int>(std::max<std::int64_t>(0, std::chrono::ceil<std::chrono::milliseconds>(
+                                                       until - std::chrono::steady_clock::now())
+                                                       .count())))) {
+    }
+  } catch (error const&) {  // it is gone, or hangs
   }
 }
 
+std::unique_ptr<engine_process> engine_process::meet(std::filesystem::path const& place) {
+  constexpr int patience_ms = 2'000;
+  auto const path = place.string();
+  auto const address = memhandover::socket_address(path);
+  if (!address) return nullptr;
+  std::unique_ptr<engine_process> met{new engine_process};
+  met->is_own_ = false;
+  met->server_end_.reset(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+  if (!met->server_end_ ||
+      ::connect(met->server_end_.get(), reinterpret_cast<sockaddr const*>(&*address),
+                sizeof *address) != 0) {
+    if (errno == ECONNREFUSED) ::unlink(path.c_str());
+    return nullptr;
+  }
+  try {
+    auto const said = memhandover::receive_message(met->server_end_.get(), patience_ms);
+    if (!said || said->body.value("type", "") != "who") return nullptr;
+    auto const& who = said->body;
+    met->keeper_pid_ = memhandover::peer_pid(met->server_end_.get());
+    met->identity_ = who.at("identity");
+    auto const& where = who.at("address");
+    met->address_ = {where.value("socket", ""), where.value("port", std::uint16_t{0})};
+    met->log_ = who.value("log", "");
+    met->log_begin_ = who.value("log_begin", std::uintmax_t{0});
+    met->pid_ = who.value("pid", 0);
+  } catch (std::exception const& failure) {
+    spdlog::warn("an engine that may have been left is not asked for place={} reason={}",
+                 telemetry::quoted(path), telemetry::quoted(failure.what()));
+    return nullptr;
+  }
+  return met;
+}
+
+void engine_process::say(json const& what) const noexcept {
+  try {
+    memhandover::send_message(server_end_.get(), what);
+  } catch (std::exception const&) {  // it has ended already
+  }
+}
+
+void engine_process::adopt() {
+  say({{"type", "adopt"}});
+}
+
+void engine_process::leave(json const& notes) {
+  if (!std::exchange(is_own_, false)) return;
+  say({{"type", "leave"}, {"notes", notes}});
+}
+
 std::optional<json> engine_process::hear() {
-  auto came = memhandover::receive_if_there(server_end_.get());
+  memhandover::arrival came;
+  try {
+    came = memhandover::receive_if_there(server_end_.get());
+  } catch (error const&) {
+    came.has_ended = true;
+  }
   if (came.received) {
-    return std::move(came.received->body);
+    auto& said = came.received->body;
+    auto const type = said.value("type", "");
+    if (type == "yours") is_own_ = true;
+    if (type == "started") pid_ = said.value("pid", 0);
+    return std::move(said);
   }
   if (came.has_ended) {
     return json{{"type", "ended"}, {"text", "has lost the process that kept it"}};
@@ -94,10 +210,7 @@ std::optional<json> engine_process::hear() {
 }
 
 void engine_process::stop() {
-  try {
-    memhandover::send_message(server_end_.get(), {{"type", "stop"}});
-  } catch (error const&) {  // it has ended already
-  }
+  if (is_own_) say({{"type", "stop"}});
 }
 
 std::string engine_process::last_lines() const {

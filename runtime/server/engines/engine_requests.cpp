@@ -1,6 +1,8 @@
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <boost/asio/post.hpp>
+#include <utility>
 
 #include "memhandover/base/error.hpp"
 #include "runtime/server/engines/detail/engine_host_impl.hpp"
@@ -10,6 +12,14 @@ namespace sluice::server {
 using nlohmann::json;
 using namespace std::chrono_literals;
 using std::chrono::milliseconds;
+
+namespace {
+
+json describe_times(token_distribution const& of) {
+  return {{"counts", of.counts}, {"sum_s", scheduler::seconds{of.total}.count()}};
+}
+
+}  // namespace
 
 engine_ticket engine_host::impl::enter(std::size_t which,
                                        std::function<void(engine_admission)> admitted) {
@@ -23,10 +33,16 @@ engine_ticket engine_host::impl::enter(std::size_t which,
   }
   (void)engine.controller.on_arrival(clock::now());
   auto const ticket = ++last_ticket_;
+  if (pool_ && engine.is_tenant() && !std::exchange(engine.is_used, true)) {
+    net::post(io_, [this, which] { say_use(which); });
+  }
   if (has_room(engine)) {
+    auto const announce =
+        pool_ && engine.is_tenant() && engine.inside.empty() ? announce_ : nullptr;
     engine.inside.emplace(ticket, admitted);
     auto address = engine.address;
     lock.unlock();
+    if (announce) announce();
     admitted(std::move(address));
     return ticket;
   }
@@ -39,6 +55,51 @@ engine_ticket engine_host::impl::enter(std::size_t which,
     net::post(io_, [this, which] { wake(which); });
   }
   return ticket;
+}
+
+/// Under the mutex. Whose request it is that is inside.
+engine_host::impl::entry* engine_host::impl::holder_of(engine_ticket ticket) {
+  auto const found = std::find_if(engines_.begin(), engines_.end(),
+                                  [&](entry const& each) { return each.inside.count(ticket) > 0; });
+  return found == engines_.end() ? nullptr : &*found;
+}
+
+engine_connection engine_host::impl::reuse(engine_ticket ticket) {
+  std::lock_guard const lock{mutex_};
+  auto* const engine = holder_of(ticket);
+  return engine == nullptr ? engine_connection{} : engine->kept.take(clock::now());
+}
+
+void engine_host::impl::keep(engine_ticket ticket, engine_connection connection) {
+  std::lock_guard const lock{mutex_};
+  auto* const engine = holder_of(ticket);
+  if (engine == nullptr || is_draining_) return;
+  engine->kept.keep(std::move(connection), clock::now());
+  if (engine->kept.size() > 0 && !std::exchange(closes_kept_, true)) {
+    net::post(io_, [this] { close_kept(); });
+  }
+}
+
+/// Again and again while there are any.
+void engine_host::impl::close_kept() {
+  std::lock_guard const lock{mutex_};
+  std::optional<clock::time_point> next;
+  auto const now = clock::now();
+  for (auto& engine : engines_) {
+    engine.kept.close_old(now);
+    if (auto const end = engine.kept.next_end()) next = std::min(next.value_or(*end), *end);
+  }
+  closes_kept_ = next && !is_draining_;
+  if (!closes_kept_) return;
+  closing_.expires_at(*next);
+  closing_.async_wait([this](boost::system::error_code cancelled) {
+    if (!cancelled) close_kept();
+  });
+}
+
+void engine_host::impl::note_tokens(engine_ticket ticket, token_times const& came) {
+  std::lock_guard const lock{mutex_};
+  if (auto* const engine = holder_of(ticket)) engine->tokens.add(clock::now(), came);
 }
 
 void engine_host::impl::send_back(engine_ticket ticket) {
@@ -62,12 +123,14 @@ void engine_host::impl::leave(engine_ticket ticket, relay_report const& report) 
       if (!was_inside && engine.waiting.erase(ticket) == 0) continue;
       if (report.engine_has_left) doubt(i);
       engine.counts.add(report.outcome);
+      engine.counts.broken_off += report.is_broken_off ? 1 : 0;
       if (was_inside && report.outcome != relay_outcome::client_left) {
         engine.in_time.add(clock::now(),
                            report.until_answer && *report.until_answer <= engine.is.slo.latency);
       }
       note_for_scheduler(engine, report);
       if (engine.inside.empty()) engine.idle_since = clock::now();
+      if (is_draining_) net::post(io_, [this, i] { release_if_done(i); });
       admissions = admit(engine);
       break;
     }
@@ -75,10 +138,26 @@ void engine_host::impl::leave(engine_ticket ticket, relay_report const& report) 
   for (auto const& each : admissions) each();
 }
 
-/// Under the mutex. How long it waited for a place is not told apart from how long it was served.
+/// Of a process that has been started anew the time begins with zero.
+void engine_host::impl::busy_time::add(scheduler::seconds worked, std::uint64_t answered) {
+  constexpr double fading = 8;
+  if (answered > answered_ && worked > worked_) {
+    auto const each = (worked - worked_) / static_cast<double>(answered - answered_);
+    mean_ = mean_ ? *mean_ + (each - *mean_) / fading : each;
+  }
+  if (answered > answered_ || worked < worked_) {
+    worked_ = worked;
+    answered_ = answered;
+  }
+}
+
+/// Under the mutex. Where the pool does not say how long a device works for a request, how long it waited for a place is not told
+/// apart from how long it was served.
 void engine_host::impl::note_for_scheduler(entry& engine, relay_report const& report) {
   if (report.until_answer) {
-    engine.controller.on_service(clock::now(), *report.until_answer, *report.until_answer);
+    scheduler::seconds const until_answer = *report.until_answer;
+    engine.controller.on_service(clock::now(), engine.busy.of_request().value_or(until_answer),
+                                 until_answer);
   } else if (report.outcome != relay_outcome::client_left) {
     engine.controller.on_failure(clock::now());
   }
@@ -117,7 +196,7 @@ json engine_host::impl::status() {
 /// Under the mutex.
 std::optional<error> engine_host::impl::refusal_of(entry const& engine) const {
   auto const& name = engine.is.name;
-  if (is_draining_) return shutting_down();
+  if (!may_enter(engine)) return shutting_down();
   if (engine.state == engine_state::parked && engine.by_operator) {
     return error{
         error_kind::unavailable,
@@ -190,27 +269,52 @@ json engine_host::impl::describe(entry& engine) const {
             {"answered", engine.counts.answered},
             {"refused", engine.counts.refused},
             {"failed", engine.counts.failed},
+            {"broken_off", engine.counts.broken_off},
             {"client_left", engine.counts.client_left},
+            {"adopted", engine.is_adopted},
             {"starts", engine.starts},
             {"ends", engine.ends},
             {"last_start_ms", nullptr},
             {"observed_attainment", nullptr},
-            {"memory", engine.is_tenant() ? "pool" : "own"},
+            {"memory", engine.is.engine->memory == policy::engine_memory::pool ? "pool" : "own"},
+            {"kv", nullptr},
+            {"kv_bytes", nullptr},
+            {"kv_used_bytes", nullptr},
+            {"why_kv_fixed", engine.kv_fault},
             {"resident_bytes", nullptr},
             {"parked_bytes", nullptr},
             {"parks", engine.parks_before + (engine.share ? engine.share->parks() : 0)},
             {"last_wake_ms", nullptr},
+            {"busy_ms", nullptr},
+            {"busy_ms_of_request", nullptr},
             {"idle_timeout_s", nullptr},
             {"why_not_parked", engine.park_refusal}};
   if (engine.share) {
     made["resident_bytes"] = engine.share->resident_bytes();
     made["parked_bytes"] = engine.share->parked_bytes();
+    made["busy_ms"] = engine.share->worked().count() / 1e3;
+    if (auto const cache = engine.share->kv()) {
+      made["kv"] = "elastic";
+      made["kv_bytes"] = cache->bytes;
+      made["kv_used_bytes"] = cache->used_bytes;
+    }
   }
+  if (!engine.kv_fault.empty()) made["kv"] = "fixed";
+  if (auto const each = engine.busy.of_request()) made["busy_ms_of_request"] = each->count() * 1e3;
   if (engine.last_wake) made["last_wake_ms"] = milliseconds_of(*engine.last_wake);
   if (auto const timeout = idle_timeout_of(engine)) made["idle_timeout_s"] = timeout->count();
   if (engine.last_start) made["last_start_ms"] = milliseconds_of(*engine.last_start);
   if (auto const share = engine.in_time.read(clock::now()).share()) {
     made["observed_attainment"] = *share;
+  }
+  if (engine.is.engine->api == policy::engine_api::openai) {
+    made["ttft"] = describe_times(engine.tokens.first());
+    made["tbt"] = describe_times(engine.tokens.gaps());
+    auto const share_or_null = [](std::optional<double> share) {
+      return share ? json(*share) : json(nullptr);
+    };
+    made["observed_ttft_attainment"] = share_or_null(engine.tokens.first_in_time(clock::now()));
+    made["observed_tbt_attainment"] = share_or_null(engine.tokens.gaps_in_time(clock::now()));
   }
   return made;
 }
@@ -228,6 +332,11 @@ std::optional<scheduler::seconds> engine_host::impl::idle_timeout_of(entry const
     return std::nullopt;
   }
   return timeout;
+}
+
+/// Under the mutex. What has been accepted by then may still use what is left to a successor.
+bool engine_host::impl::may_enter(entry const& engine) const {
+  return !is_draining_ || (is_leaving_ && engine.pid != 0);
 }
 
 bool engine_host::impl::is_draining() const {

@@ -28,6 +28,7 @@ inline constexpr std::array<std::string_view, 8> engine_state_names{
 /// How many requests have ended in which way.
 struct relay_counts {
   std::uint64_t answered = 0, refused = 0, failed = 0, client_left = 0;
+  std::uint64_t broken_off = 0;  ///< of the failed ones, those whose answer had begun
 
   void add(relay_outcome outcome) noexcept {
     switch (outcome) {

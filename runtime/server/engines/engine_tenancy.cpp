@@ -21,6 +21,11 @@ std::uint64_t sum(std::vector<engine_member> const& of, std::uint64_t engine_mem
       [what](std::uint64_t before, engine_member const& each) { return before + each.*what; });
 }
 
+bool caches_have_gone(std::vector<engine_member> const& members) {
+  return std::all_of(members.begin(), members.end(),
+                     [](engine_member const& each) { return !each.is_elastic || each.is_gone; });
+}
+
 bool is_member(json const& client, pid_t root) {
   return client.value("kind", "") == "engine" && client.value("state", "") != "gone" &&
          client.at("pid_namespace").is_null() &&  // else its pid is another process's here
@@ -37,10 +42,16 @@ engine_member member_of(json const& client, std::uint64_t pool_id) {
   made.resident_bytes = client.value("bytes", std::uint64_t{0});
   made.parked_bytes = parking.value("parked_bytes", std::uint64_t{0});
   made.parks = parking.value("parks", std::uint64_t{0});
+  made.worked_us = client.value("worked_us", 0.0);
   made.comes = parking.value("wanted", false);
   made.is_held = !order.is_null();
+  made.in_use = client.value("in_use", false);
   made.waits = client.value("state", "") == "waiting";
   made.is_gone = made.is_held && order.value("done", false);
+  if (auto const elastic = client.value("elastic", json{}); elastic.is_object()) {
+    made.is_elastic = true;
+    made.used_bytes = elastic.value("used_bytes", std::uint64_t{0});
+  }
   return made;
 }
 
@@ -71,6 +82,11 @@ std::uint64_t engine_share::parked_bytes() const noexcept {
 std::uint64_t engine_share::parks() const noexcept {
   return sum(members, &engine_member::parks);
 }
+std::chrono::duration<double, std::micro> engine_share::worked() const noexcept {
+  return std::chrono::duration<double, std::micro>{std::accumulate(
+      members.begin(), members.end(), 0.0,
+      [](double before, engine_member const& each) { return before + each.worked_us; })};
+}
 bool engine_share::waits() const noexcept {
   return std::any_of(members.begin(), members.end(),
                      [](engine_member const& each) { return each.waits; });
@@ -82,6 +98,25 @@ bool engine_share::is_held() const noexcept {
 bool engine_share::is_away() const noexcept {
   return std::all_of(members.begin(), members.end(),
                      [](engine_member const& each) { return each.is_gone; });
+}
+bool engine_share::awaits_order() const noexcept {
+  return caches_have_gone(members) &&
+         std::any_of(members.begin(), members.end(),
+                     [](engine_member const& each) { return !each.is_held; });
+}
+std::optional<engine_share::cache> engine_share::kv() const noexcept {
+  std::optional<cache> all;
+  for (auto const& each : members) {
+    if (!each.is_elastic) continue;
+    if (!all) all.emplace();
+    all->bytes += each.resident_bytes;
+    all->used_bytes += each.used_bytes;
+  }
+  return all;
+}
+bool engine_share::is_noted(bool in_use) const noexcept {
+  return std::all_of(members.begin(), members.end(),
+                     [in_use](engine_member const& each) { return each.in_use == in_use; });
 }
 bool engine_share::is_back() const noexcept {
   return std::all_of(members.begin(), members.end(), [](engine_member const& each) {
@@ -115,18 +150,41 @@ launcher::environment engine_tenancy::environment_of(policy::model_policy const&
   options.park = engine.warm.mode == policy::warm_mode::always ? "never" : "if_needed";
   options.backend = how_.pool.backend;
   options.device = how_.device;
-  launcher::refuse_memory_outside(own, how_.pool);
-  auto const parts = launcher::parts_for_sharing(how_.installed, options, how_.pool);
-  return launcher::sharing_environment(std::move(own), parts, options, how_.pool);
+  auto const& is = *engine.engine;
+  if (is.memory == policy::engine_memory::pool) {
+    launcher::refuse_memory_outside(own, how_.pool);
+    auto const parts = launcher::parts_for_sharing(how_.installed, options, how_.pool);
+    own = launcher::sharing_environment(std::move(own), parts, options, how_.pool);
+  }
+  if (is.kv == policy::engine_cache::pool) {
+    if (how_.pool.backend != "host") {
+      throw error{
+          error_kind::unsupported,
+          fmt::format("its policy says kv: pool, and a KV cache out of the pool is there for "
+                      "the backend host alone so far; this pool's is {}. Remove kv",
+                      how_.pool.backend)};
+    }
+    own = launcher::cache_environment(std::move(own), how_.installed, options, how_.pool);
+  }
+  return own;
 }
 
 engine_share engine_tenancy::look(pid_t root) const {
   return share_of(how_.look(), root);
 }
 
+std::vector<engine_share> engine_tenancy::look(std::vector<pid_t> const& roots) const {
+  auto const status = how_.look();
+  std::vector<engine_share> made;
+  made.reserve(roots.size());
+  for (auto const root : roots) made.push_back(share_of(status, root));
+  return made;
+}
+
 void engine_tenancy::park(engine_share const& who) const {
+  bool const all = caches_have_gone(who.members);
   for (auto const& each : who.members) {
-    if (!each.is_held) {
+    if (!each.is_held && (all || each.is_elastic)) {
       how_.order(order_of("park", each));
     }
   }
@@ -135,11 +193,25 @@ void engine_tenancy::park(engine_share const& who) const {
 void engine_tenancy::wake(engine_share const& who) const {
   for (auto const& each : who.members) {
     if (!each.is_held && (each.parked_bytes == 0 || each.comes)) continue;
-    try {
-      how_.order(order_of("wake", each));
-    } catch (error const& why) {
-      if (why.kind() != error_kind::not_found) throw;  // it has ended, or has been woken already
-    }
+    give(order_of("wake", each));  // it may have been woken already
+  }
+}
+
+void engine_tenancy::note(engine_share const& who, bool in_use) const {
+  for (auto const& each : who.members) {
+    if (each.in_use == in_use) continue;
+    auto order = order_of("use", each);
+    order["in_use"] = in_use;
+    give(order);
+  }
+}
+
+/// An order that nobody needs any more where who it is for has ended.
+void engine_tenancy::give(json const& order) const {
+  try {
+    how_.order(order);
+  } catch (error const& why) {
+    if (why.kind() != error_kind::not_found) throw;
   }
 }
 

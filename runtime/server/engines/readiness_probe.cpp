@@ -2,102 +2,22 @@
 
 #include <fmt/format.h>
 
-#include <boost/asio/buffer.hpp>
-#include <boost/asio/generic/stream_protocol.hpp>
-#include <boost/asio/ip/tcp.hpp>
-#include <boost/asio/local/stream_protocol.hpp>
-#include <boost/asio/steady_timer.hpp>
-#include <boost/asio/write.hpp>
-#include <boost/beast/core/flat_buffer.hpp>
-#include <boost/beast/http/empty_body.hpp>
-#include <boost/beast/http/parser.hpp>
-#include <boost/beast/http/read.hpp>
-#include <chrono>
 #include <utility>
 
+#include "runtime/server/engines/engine_question.hpp"
+
 namespace sluice::server {
-namespace {
 
-namespace net = boost::asio;
-namespace http = boost::beast::http;
-using error_code = boost::system::error_code;
-
-constexpr std::chrono::seconds patience{5};
-
-class look : public std::enable_shared_from_this<look> {
- public:
-  look(net::any_io_executor const& io, std::string path,
-       std::function<void(std::string const&)> done)
-      : path_(std::move(path)), done_(std::move(done)), socket_(io), timer_(io) {}
-
-  void start(engine_address const& address) {
-    timer_.expires_after(patience);
-    timer_.async_wait([self = shared_from_this()](error_code cancelled) {
-      if (!cancelled) self->end("it does not answer");
-    });
-    auto connected = [self = shared_from_this()](error_code failure) {
-      self->on_connected(failure);
-    };
-    if (address.socket.empty()) {
-      socket_.async_connect(net::ip::tcp::endpoint{net::ip::address_v4::loopback(), address.port},
-                            std::move(connected));
-    } else {
-      socket_.async_connect(net::local::stream_protocol::endpoint{address.socket},
-                            std::move(connected));
-    }
-  }
-  void give_up() {
-    done_ = nullptr;
-    end({});
-  }
-
- private:
-  void on_connected(error_code failure) {
-    if (failure) return end(fmt::format("it does not listen: {}", failure.message()));
-    if (path_.empty()) return end({});
-    request_ =
-        fmt::format("GET {} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n", path_);
-    net::async_write(socket_, net::buffer(request_),
-                     [self = shared_from_this()](error_code failed, std::size_t /*bytes*/) {
-                       self->on_asked(failed);
-                     });
-  }
-  void on_asked(error_code failure) {
-    if (failure) return end(failure.message());
-    http::async_read_header(socket_, buffer_, parser_,
-                            [self = shared_from_this()](error_code failed, std::size_t /*bytes*/) {
-                              self->on_answer(failed);
-                            });
-  }
-  void on_answer(error_code failure) {
-    if (failure) return end(fmt::format("GET {}: {}", path_, failure.message()));
-    auto const status = parser_.get().result_int();
-    end(status / 100 == 2 ? "" : fmt::format("GET {} is answered {}", path_, status));
-  }
-  void end(std::string const& why_not) {
-    timer_.cancel();
-    error_code ignored;
-    socket_.close(ignored);
-    if (auto const done = std::exchange(done_, nullptr)) done(why_not);
-  }
-
-  std::string const path_;
-  std::function<void(std::string const&)> done_;
-  net::generic::stream_protocol::socket socket_;
-  net::steady_timer timer_;
-  std::string request_;
-  boost::beast::flat_buffer buffer_;
-  http::response_parser<http::empty_body> parser_;
-};
-
-}  // namespace
-
-std::shared_ptr<void> look_whether_ready(net::any_io_executor const& io,
+std::shared_ptr<void> look_whether_ready(boost::asio::any_io_executor const& io,
                                          engine_address const& address, std::string const& path,
                                          std::function<void(std::string const& why_not)> done) {
-  auto const made = std::make_shared<look>(io, path, std::move(done));
-  made->start(address);
-  return {made.get(), [made](void* /*self*/) { made->give_up(); }};
+  return ask_engine(io, address, {path, 0},
+                    [path, done = std::move(done)](engine_answer const& answer) {
+                      bool const is_asked = answer.failure.empty() && !path.empty();
+                      done(is_asked && answer.status / 100 != 2
+                               ? fmt::format("GET {} is answered {}", path, answer.status)
+                               : answer.failure);
+                    });
 }
 
 }  // namespace sluice::server

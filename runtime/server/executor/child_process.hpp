@@ -44,6 +44,8 @@ class child_process {
 
   [[nodiscard]] pid_t pid() const noexcept { return pid_; }
   void kill() const noexcept;
+  /// It goes on without this process, which no longer waits for it.
+  void leave() noexcept { pid_ = 0; }
   /// Until it has ended, without taking note of it: another thread may still kill it.
   void await_end() const noexcept;
   /// Until it has ended.

@@ -22,8 +22,9 @@ namespace {
 using memhandover::message;
 using nlohmann::json;
 
-/// How long the end waits for a computation of a thread that receives.
+/// How long the end waits for a computation of a thread that receives. What else such a thread does ends by itself.
 constexpr std::chrono::milliseconds last_computation{500};
+constexpr std::chrono::milliseconds between_looks{20};
 
 thread_local bool may_compute = false;  ///< this thread
 thread_local bool brings = false;       ///< what it submits it computes itself, or has others woken
@@ -95,7 +96,13 @@ bool executor_session::serve(model_executor& host, json const& spare, json const
     throw;
   }
   host_ = nullptr;
-  return changed_.wait_for(lock, last_computation, [this] { return in_host_ == 0; });
+  auto const until = std::chrono::steady_clock::now() + last_computation;
+  while (!changed_.wait_for(lock, between_looks, [this] { return in_host_ == 0; })) {
+    if (std::chrono::steady_clock::now() >= until && orders_ && orders_->board->computes()) {
+      return false;
+    }
+  }
+  return true;
 }
 
 void executor_session::carry_out(std::unique_lock<std::mutex>& lock, changer const& change) {
@@ -208,10 +215,17 @@ void executor_session::take(message received) {
     if (host_ != nullptr) {
       host_->keep_warm();
     }
+  } else if (type == "announce") {
+    std::lock_guard const lock{mutex_};
+    if (host_ != nullptr) {
+      host_->announce_engine();
+    }
   } else if (type == "refused") {
     std::lock_guard const lock{mutex_};
     if (host_ != nullptr) {
-      host_->note_refused(received.body.value("model", model_executor::model_index{0}));
+      host_->note_refused(received.body.value("model", model_executor::model_index{0}),
+                          received.body.value("mark", std::uint64_t{0}),
+                          std::chrono::milliseconds{received.body.value("retry_after_ms", 0)});
     }
   } else if (type == "end") {
     std::lock_guard const lock{mutex_};

@@ -15,7 +15,7 @@
 ///     session.fail(failure);
 ///   }
 ///
-///   server → executor   prepare; start, change, infer, cancel, status, ping, keep, end
+///   server → executor   prepare; start, change, infer, cancel, status, ping, keep, announce, end
 ///   executor → server   prepared; ready or failed; changed, result, status, pong
 ///
 /// A thread of its own receives from the constructor on. While it serves there are two, of which one receives, and computes

@@ -283,6 +283,7 @@ parcel wrap(infer_request const& request) {
   made.is_suspect = request.is_suspect;
   auto& fields = made.fields;
   put_number(fields, request.priority);
+  put_number(fields, request.mark);
   put_number(fields, std::int64_t{request.timeout ? request.timeout->count() : no_time});
   put_number(fields, std::int64_t{
                          request.arrival
@@ -338,6 +339,7 @@ infer_request unwrap_request(memhandover::message const& message) {
   made.is_alone = facts.is_alone;
   made.is_suspect = facts.is_suspect;
   made.priority = fields.number<std::uint64_t>();
+  made.mark = fields.number<std::uint64_t>();
   if (auto const timeout = fields.number<std::int64_t>(); timeout != no_time) {
     made.timeout = std::chrono::microseconds{timeout};
   }

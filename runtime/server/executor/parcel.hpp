@@ -45,7 +45,7 @@ struct parcel {
 };
 
 /// Throws `out_of_memory` or `unavailable` if there is no file for large tensors. What a client chose for itself, the
-/// request's id, stays with the server.
+/// request's id, stays with the server; its mark goes along.
 [[nodiscard]] parcel wrap(infer_request const& request);
 [[nodiscard]] parcel wrap(infer_result const& result);
 

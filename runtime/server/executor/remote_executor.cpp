@@ -24,6 +24,8 @@ using namespace std::chrono_literals;
 
 constexpr milliseconds status_patience{1000};
 constexpr milliseconds patience_for_leaving{2000};
+/// How often it is looked at what a process does that is to end.
+constexpr milliseconds between_looks{20};
 
 json places_of(std::vector<std::optional<error>> const& faults) {
   auto list = json::array();
@@ -87,7 +89,7 @@ remote_executor::impl::impl(options how)
 }
 
 remote_executor::impl::~impl() {
-  (void)stop(0ms, way_to_end::giving_back);
+  (void)stop(0ms, way_to_end::at_once);
   supervisor_.join();
   end_reading_elsewhere();
   bodies_.finish();
@@ -168,6 +170,8 @@ request_ticket remote_executor::impl::submit(model_index model, infer_request re
   auto const ticket = ++last_ticket_;
   request.ticket = ticket;
   request.arrival = arrival;
+  request.mark = scheduler::retries::mark_of(request.id);
+  auto const mark = request.mark;
   auto id = std::exchange(request.id, {});
   detail::pending_request made{model, wrap(request), std::move(id), std::move(done), arrival, {}};
   made.request.place = model;
@@ -180,7 +184,11 @@ request_ticket remote_executor::impl::submit(model_index model, infer_request re
   if (refusal) {
     pending_.on_refusal(model, would_be_late);
     if (would_be_late) {
-      send({0, {{"type", "refused"}, {"model", model}}});
+      send({0,
+            {{"type", "refused"},
+             {"model", model},
+             {"mark", mark},
+             {"retry_after_ms", refusal->retry_after().value_or(0ms).count()}}});
     }
     lock.unlock();
     made.done(std::move(*refusal));
@@ -220,6 +228,14 @@ void remote_executor::impl::keep_warm() {
   std::lock_guard const lock{mutex_};
   if (phase_ == phase::serving) {
     send({0, {{"type", "keep"}}});
+  }
+}
+
+/// Where it cannot be said at once it would come too late.
+void remote_executor::impl::announce_engine() {
+  std::lock_guard const lock{mutex_};
+  if (phase_ == phase::serving) {
+    send({0, {{"type", "announce"}}});
   }
 }
 
@@ -311,16 +327,16 @@ bool remote_executor::impl::stop(milliseconds grace, way_to_end way) {
   std::unique_lock lock{mutex_};
   if (!std::exchange(stopping_, true)) {
     changed_.notify_all();
-    if (way == way_to_end::leaving && socket_) {
+    is_dropped_ = phase_ == phase::starting || way == way_to_end::at_once;
+    if (is_dropped_) {
+      child_.kill();
+    } else if (way == way_to_end::leaving && socket_) {
       ::shutdown(socket_.get(), SHUT_RDWR);  // the process ends as it is
-    } else if (phase_ == phase::serving || phase_ == phase::starting) {
+    } else if (phase_ == phase::serving) {
       send({0, {{"type", "end"}}});
     }
     wake();
-    if (!changed_.wait_for(lock, grace, [this] { return phase_ == phase::ended; })) {
-      child_.kill();
-      changed_.wait(lock, [this] { return phase_ == phase::ended; });
-    }
+    await_end_within(grace, lock);
     for (auto& each : pending_.take_all()) {
       refuse(std::move(each), {error_kind::unavailable, "the server is shutting down"}, refusals);
     }
@@ -329,6 +345,19 @@ bool remote_executor::impl::stop(milliseconds grace, way_to_end way) {
   lock.unlock();
   refusals.give();
   return well;
+}
+
+void remote_executor::impl::await_end_within(milliseconds grace,
+                                             std::unique_lock<std::mutex>& lock) {
+  auto const asked = clock::now();
+  auto const has_ended = [this] { return phase_ == phase::ended; };
+  while (!changed_.wait_for(lock, between_looks, has_ended)) {
+    auto const waited = clock::now() - asked;
+    if (waited >= how_.end_limit || (waited >= grace && !computations().empty())) {
+      child_.kill();
+      changed_.wait(lock, has_ended);
+    }
+  }
 }
 
 std::optional<error> remote_executor::impl::refuse(model_index model, clock::time_point now) const {
@@ -518,6 +547,9 @@ void remote_executor::end_changes() {
 }
 bool remote_executor::is_free(model_index place) const {
   return impl_->is_free(place);
+}
+void remote_executor::announce_engine() {
+  impl_->announce_engine();
 }
 void remote_executor::keep_warm() {
   impl_->keep_warm();

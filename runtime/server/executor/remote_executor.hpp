@@ -71,6 +71,8 @@ class remote_executor final : public model_executor {
     bool spare = false;
     /// How long that may take to load them.
     std::chrono::milliseconds spare_limit{120'000};
+    /// How long one that computes nothing may take to end in order, which is a matter of how busy the machine is.
+    std::chrono::milliseconds end_limit{10'000};
     /// Who reads results where the process serves, so that its threads go on with them at once. It outlives the executor, or has
     /// been stopped. Null: the supervisor does.
     socket_watcher* reader = nullptr;
@@ -103,13 +105,15 @@ class remote_executor final : public model_executor {
   request_ticket submit(model_index model, infer_request request, completion done) override;
   void cancel(request_ticket which) override;
   void keep_warm() override;
+  void announce_engine() override;
   [[nodiscard]] nlohmann::json status() const override;
 
   /// Ends the process as if this one had been killed: what it has published waits for a successor. As `stop` otherwise.
   void leave();
 
-  /// Ends the process, which gives all memory back; one that has not ended within `grace` is killed, and false
-  /// returned. Requests that are not answered by then are `unavailable`. Calling it again does nothing.
+  /// Ends the process, which gives all memory back. One that still computes after `grace` is killed, as is one that has not ended
+  /// within `end_limit` or has ended badly: then false is returned. One that only starts has nothing to give back, and is killed at
+  /// once. Requests that are not answered by then are `unavailable`. Calling it again does nothing.
   [[nodiscard]] bool stop(std::chrono::milliseconds grace);
 
  private:

@@ -433,7 +433,10 @@ void remote_executor::impl::on_end(detail::refusals& into) {
   auto const how = child_.wait();
   changed_.notify_all();
   if (stopping_) {
-    end(how.well);
+    if (!how.well && !is_dropped_) {
+      spdlog::warn("the executor has not ended in order reason={}", telemetry::quoted(how.text));
+    }
+    end(how.well || is_dropped_);
     return;
   }
   auto const suspects = suspects_of(how);

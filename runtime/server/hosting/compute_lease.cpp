@@ -4,6 +4,13 @@
 #include <utility>
 
 namespace sluice::server {
+namespace {
+
+unsigned bit_of(compute_lease::worker who) {
+  return 1U << static_cast<unsigned>(who);
+}
+
+}  // namespace
 
 compute_lease::compute_lease(std::shared_ptr<memhandover::serving_pool> pool, double min_share,
                              nanoseconds change, std::function<clock::time_point()> now)
@@ -14,38 +21,40 @@ compute_lease::compute_lease(std::shared_ptr<memhandover::serving_pool> pool, do
       before_nothing_(change),
       after_dry_(change) {}
 
-void compute_lease::announce() {
+void compute_lease::announce(worker who) {
   std::lock_guard const lock{mutex_};
-  if (works_) {
+  if (works_ != 0) {
     return;  // the device is claimed, and will be held on for it
   }
-  announced_ = announced_.value_or(now_());
+  auto& expected = expected_.at(static_cast<std::size_t>(who));
+  expected.announced = expected.announced.value_or(now_());
+  ++announcements_;
   // Half as much again, so that most come before training takes it for nothing.
-  pool_->announce_compute(to_launch_ * 3 / 2);
+  pool_->announce_compute(expected.to_launch * 3 / 2);
 }
 
-void compute_lease::begins() {
+void compute_lease::begins(worker who) {
   bool early = false;
   {
     std::lock_guard const lock{mutex_};
-    early = begin();
+    early = begin(who);
   }
   wake_if(early);
 }
 
-void compute_lease::drained(bool waited) {
+void compute_lease::drained(bool waited, worker who) {
   std::lock_guard const lock{mutex_};
-  end(waited);
+  end(waited, who);
 }
 
 bool compute_lease::begins_here() {
   std::lock_guard const lock{mutex_};
-  return begin();
+  return begin(worker::models);
 }
 
 /// Whether whoever attends has to sooner.
-bool compute_lease::begin() {
-  if (std::exchange(works_, true)) {
+bool compute_lease::begin(worker who) {
+  if (std::exchange(works_, works_ | bit_of(who)) != 0) {
     return false;
   }
   auto const now = now_();
@@ -54,17 +63,23 @@ bool compute_lease::begin() {
     after_->add(gap);
   }
   busy_from_ = after_ != nullptr && gap < joined_gap ? drained_ : now;
-  if (announced_) {
+  auto& expected = expected_.at(static_cast<std::size_t>(who));
+  if (expected.announced) {
     constexpr int fading = 8;
-    to_launch_ +=
-        (std::min<nanoseconds>(now - *announced_, longest_expected) - to_launch_) / fading;
-    announced_.reset();
+    expected.to_launch +=
+        (std::min<nanoseconds>(now - *expected.announced, expected.longest) - expected.to_launch) /
+        fading;
+    expected.announced.reset();
   }
   return want_pause();
 }
 
-void compute_lease::end(bool waited) {
-  if (!std::exchange(works_, false)) {
+void compute_lease::end(bool waited, worker who) {
+  if ((works_ & bit_of(who)) == 0) {
+    return;
+  }
+  works_ &= ~bit_of(who);
+  if (works_ != 0) {
     return;
   }
   drained_ = now_();
@@ -126,7 +141,8 @@ void compute_lease::wake_if(bool early) {
 pause_counts compute_lease::counts() const {
   std::lock_guard const lock{mutex_};
   auto result = pause_.counts();
-  result.busy = busy_ + (works_ ? now_() - busy_from_ : nanoseconds::zero());
+  result.announced = announcements_;
+  result.busy = busy_ + (works_ != 0 ? now_() - busy_from_ : nanoseconds::zero());
   return result;
 }
 

@@ -20,9 +20,11 @@
 /// Thread-safety: all members may be called from any thread; none waits for a device.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -49,17 +51,20 @@ class compute_lease {
   compute_lease(std::shared_ptr<memhandover::serving_pool> pool, double min_share,
                 nanoseconds change, std::function<clock::time_point()> now = clock::now);
 
+  /// Who has the device do something. It is claimed as long as one of them does; gaps are those in which none does.
+  enum class worker : std::uint8_t { models, engines };
+
   /// The device has something to do again; nothing happens if it has. Throws what claiming throws: training then goes on
   /// beside it.
-  void begins();
+  void begins(worker who = worker::models);
   /// The same by whoever attends: whether that has to be earlier than was said, since the waker is not called.
   [[nodiscard]] bool begins_here();
   /// Something has come that will be launched soon.
-  void announce();
+  void announce(worker who = worker::models);
   /// Whether something waits for what works now to end.
   void set_more_waits(bool more) noexcept { more_waits_ = more; }
-  /// It has done all. `waited`: somebody has waited for it, so that the next work is a matter of what is asked for.
-  void drained(bool waited);
+  /// It has done all of theirs. `waited`: somebody has waited for it, so that the next work is a matter of what is asked for.
+  void drained(bool waited, worker who = worker::models);
 
   /// A claim for another reason than work, until it is released; then work plays no part. Whether `attend` has to be
   /// called earlier than was said: the waker is not. As of `compute_pause`.
@@ -77,12 +82,19 @@ class compute_lease {
   [[nodiscard]] pause_counts counts() const;
 
  private:
-  [[nodiscard]] bool begin();
-  void end(bool waited);
+  [[nodiscard]] bool begin(worker who);
+  void end(bool waited, worker who);
   [[nodiscard]] bool want_pause();
   void wake_if(bool early);
 
-  static constexpr nanoseconds first_expected{500'000}, longest_expected{2'000'000};
+  /// From an announcement to the first launch, of late.
+  struct expectation {
+    std::optional<clock::time_point> announced;
+    nanoseconds longest;
+    nanoseconds to_launch = first_expected;
+  };
+
+  static constexpr nanoseconds first_expected{500'000};
 
   std::function<clock::time_point()> const now_;
   std::shared_ptr<memhandover::serving_pool> const pool_;
@@ -95,9 +107,11 @@ class compute_lease {
   scheduler::hold_choice* after_ = nullptr;  ///< whose gap it is now; null before the first work
   clock::time_point drained_, busy_from_, attended_;
   nanoseconds busy_{};
-  std::optional<clock::time_point> announced_;
-  nanoseconds to_launch_ = first_expected;  ///< from an announcement to the first launch, of late
-  bool works_ = false;
+  /// By worker. An engine is another process, which reads the request first.
+  std::array<expectation, 2> expected_{expectation{{}, nanoseconds{2'000'000}},
+                                       expectation{{}, nanoseconds{50'000'000}}};
+  std::uint64_t announcements_ = 0;
+  unsigned works_ = 0;  ///< for whom: a bit each
 };
 
 }  // namespace sluice::server

@@ -171,7 +171,7 @@ bool model_host::impl::is_free(slot const& model) {
 void model_host::impl::wake_executor_for(slot const& model) {
   bool const is_to_be_made =
       !model.offered || model.is_retired || (model.image_wanted && model.lacks_image());
-  auto const end = idle_end(model).value_or(clock::time_point::max());
+  auto const end = idle_end(model, clock::now()).value_or(clock::time_point::max());
   if (stopping_ || is_to_be_made || end < executor_sleeps_until_) {
     work_.notify_one();
   }
@@ -366,13 +366,14 @@ bool model_host::impl::note(detail::job const& job, detail::call_outcome& is, do
   if (!job.done) {
     if (response != nullptr) {
       model.controller.on_late_service(its_part);
+      demands_.add(is.end, its_part);
     }
     return false;
   }
   if (response == nullptr) {
     count_failure(job);
     if (detail::counts_against_promise(std::get<error>(is.result).kind())) {
-      model.controller.on_failure(is.end);
+      model.controller.on_failure(is.end, job.is_retry);
     }
     return true;
   }
@@ -380,7 +381,8 @@ bool model_host::impl::note(detail::job const& job, detail::call_outcome& is, do
                      .compute = took,
                      .batch = is.share,
                      .found_cold = job.found_cold};
-  model.controller.on_service(is.end, its_part, is.end - job.arrival);
+  model.controller.on_service(is.end, its_part, is.end - job.arrival, job.is_retry);
+  demands_.add(is.end, its_part);
   (job.found_cold ? cold_ : warm_).add(is.end - job.arrival);
   return true;
 }

@@ -13,6 +13,7 @@
 #include "runtime/server/hosting/absent_model.hpp"
 #include "runtime/server/hosting/detail/model_host_impl.hpp"
 #include "runtime/telemetry/logging.hpp"
+#include "scheduler/eviction.hpp"
 
 namespace sluice::server {
 namespace {
@@ -21,14 +22,17 @@ namespace {
 constexpr std::chrono::seconds longest_gathering{5};
 /// Beyond this an idle timeout does not fit a clock; nobody waits for it either.
 constexpr scheduler::seconds longest_timeout{1e8};
+/// How long training may take to give memory for a load that nobody waits for.
+constexpr std::chrono::seconds longest_spare_wait{2};
 
-void log_cold_start(host_snapshot::handover const& event, std::chrono::nanoseconds total) {
+void log_load(char const* what, host_snapshot::handover const& event,
+              std::chrono::nanoseconds total) {
   auto const& report = event.report;
   spdlog::info(
-      "cold start model={} bytes={} reclaimed_bytes={} notify_us={:.0f} gate_us={:.0f} "
+      "{} model={} bytes={} reclaimed_bytes={} notify_us={:.0f} gate_us={:.0f} "
       "drain_us={:.0f} revoke_us={:.0f} ledger_us={:.0f} map_us={:.0f} handover_us={:.0f} "
       "load_us={:.0f} total_us={:.0f}",
-      event.model, report.bytes, report.bytes_reclaimed, detail::microseconds(report.notify),
+      what, event.model, report.bytes, report.bytes_reclaimed, detail::microseconds(report.notify),
       detail::microseconds(report.gate), detail::microseconds(report.drain),
       detail::microseconds(report.revoke), detail::microseconds(report.ledger),
       detail::microseconds(report.map), detail::microseconds(report.total),
@@ -86,7 +90,7 @@ void model_host::impl::next_step(lock_type& lock) {
       see_off(lock, each);
       return;
     }
-    if (auto const end = idle_end(each); end && *end <= now) {
+    if (auto const end = idle_end(each, now); end && *end <= now) {
       (void)release(lock, each, each.gives_way ? "owed to a job" : "idle");
       return;
     }
@@ -105,8 +109,7 @@ void model_host::impl::next_step(lock_type& lock) {
       return;
     }
   }
-  if (std::any_of(queue_.begin(), queue_.end(),
-                  [this](detail::job const& each) { return is_for_executor(each); })) {
+  if (has_for_executor()) {
     busy_ = true;
     bool const has_served = serve(lock);
     rest();
@@ -119,10 +122,12 @@ void model_host::impl::next_step(lock_type& lock) {
   });
   if (unpublished != slots_.end()) {
     publish(lock, *unpublished);
+  } else if (auto* const due = due_prewarm(now)) {
+    prewarm(lock, *due);
   } else if (auto* const model = next_image()) {
     extend_image(lock, *model);
   } else if (!stopping_ || !computing_.empty() || !queue_.empty()) {
-    wait_for_work(lock);
+    wait_for_work(lock, now);
   }
 }
 
@@ -130,6 +135,11 @@ void model_host::impl::next_step(lock_type& lock) {
 bool model_host::impl::is_for_executor(detail::job const& job) const {
   auto const state = slots_[job.model].state;
   return state != model_state::warm || options_.computing_threads == 0;
+}
+
+bool model_host::impl::has_for_executor() const {
+  return std::any_of(queue_.begin(), queue_.end(),
+                     [this](detail::job const& each) { return is_for_executor(each); });
 }
 
 /// After a step for a request. A pause that this step was the last to want outlasts it a little.
@@ -150,10 +160,14 @@ void model_host::impl::release_pause_if_unwanted() {
   }
 }
 
-void model_host::impl::wait_for_work(lock_type& lock) {
+/// At `looked` there was nothing to do.
+void model_host::impl::wait_for_work(lock_type& lock, clock::time_point looked) {
   auto until = clock::time_point::max();
   for (auto const& each : slots_) {
-    until = std::min(until, idle_end(each).value_or(until));
+    until = std::min(until, idle_end(each, looked).value_or(until));
+    if (auto const at = prewarm_time(each, looked); at && *at > looked) {  // else others come first
+      until = std::min(until, *at);
+    }
   }
   if (owed_ && owed_->at > clock::now()) {
     until = std::min(until, owed_->at);
@@ -170,8 +184,11 @@ void model_host::impl::wait_for_work(lock_type& lock) {
   executor_sleeps_until_ = clock::time_point::min();
 }
 
-std::optional<detail::clock::time_point> model_host::impl::idle_end(slot const& model) const {
-  auto const timeout = model.gives_way ? scheduler::seconds{0.0} : model.controller.idle_timeout();
+std::optional<detail::clock::time_point> model_host::impl::idle_end(slot const& model,
+                                                                    clock::time_point now) const {
+  auto const timeout = model.gives_way ? scheduler::seconds{0.0}
+                                       : model.controller.idle_timeout_since(model.idle_since, now,
+                                                                             model.prewarm_unused);
   if (model.state != model_state::warm || model.queue > 0 || model.is.always_warm ||
       model.keeps_memory || keeps_warm_ || timeout > longest_timeout) {
     return std::nullopt;
@@ -202,12 +219,34 @@ void model_host::impl::give_way(clock::time_point now) {
     owed_ = pool_->owed();
   }
   bool const is_due = owed_ && owed_->at <= now;
+  if (is_due) {
+    call_off_prewarm();
+  }
   if (std::exchange(some_give_way_, is_due) || is_due) {
     choose_who_gives_way(is_due ? owed_->missing_bytes : 0);
   }
 }
 
-/// Idle ones before those with requests, the longest idle first.
+/// Whose absence costs least of those that make up for what is missing; empty if all do not.
+std::vector<detail::slot*> model_host::impl::cheapest_of(std::vector<slot*> const& candidates,
+                                                         std::uint64_t missing) {
+  auto const now = clock::now();
+  std::vector<scheduler::resident_model> there;
+  there.reserve(candidates.size());
+  for (auto const* const each : candidates) {
+    there.push_back({.bytes = each->is.model->bytes(),
+                     .loss_per_s = each->controller.absence_loss(now),
+                     .idle = now - each->idle_since,
+                     .has_requests = each->queue > 0});
+  }
+  std::vector<slot*> chosen;
+  for (auto const place : scheduler::models_to_release(there, missing)) {
+    chosen.push_back(candidates[place]);
+  }
+  return chosen;
+}
+
+/// Idle ones before those with requests, those whose absence costs least first; all of them where they are not enough.
 void model_host::impl::choose_who_gives_way(std::uint64_t missing_bytes) {
   std::vector<slot*> candidates;
   for (auto& each : slots_) {
@@ -217,15 +256,12 @@ void model_host::impl::choose_who_gives_way(std::uint64_t missing_bytes) {
       candidates.push_back(&each);
     }
   }
-  std::sort(candidates.begin(), candidates.end(), [](slot const* a, slot const* b) {
-    return std::pair{a->queue > 0, a->idle_since} < std::pair{b->queue > 0, b->idle_since};
-  });
-  for (auto* const each : candidates) {
-    if (missing_bytes == 0) {
-      break;
-    }
+  if (missing_bytes == 0) {
+    return;
+  }
+  auto const chosen = cheapest_of(candidates, missing_bytes);
+  for (auto* const each : chosen.empty() ? candidates : chosen) {
     each->gives_way = true;
-    missing_bytes -= std::min(missing_bytes, each->is.model->bytes());
   }
 }
 
@@ -267,57 +303,160 @@ bool model_host::impl::serve(lock_type& lock) {
   return true;
 }
 
-void model_host::impl::load(lock_type& lock, model_index number, clock::time_point deadline) {
-  auto& model = slots_[number];
+/// `lend` gives it memory, and `copy` brings the weights there.
+template <typename Lend, typename Copy>
+model_host::impl::load_outcome model_host::impl::fill(lock_type& lock, slot& model,
+                                                      Lend const& lend, Copy const& copy) {
   set_state(model, model_state::loading);
-  ++model.cold_starts;
+  auto const place = place_of(model);
   lock.unlock();
 
-  auto begin = clock::now();
-  host_snapshot::handover event{model.is.name, {}, {}, {}};
-  std::optional<error> failure;
+  load_outcome made{.begin = clock::now(), .event = {model.is.name, {}, {}, {}}};
   try {
-    detail::shown_action const shown{*board_, activity::loading, number};
+    detail::shown_action const shown{*board_, activity::loading, place};
     while (model.lacks_image()) {  // before memory is taken for it
       model.is.model->extend_image();
     }
-    begin = clock::now();
+    made.begin = clock::now();
     if (model.is.model->bytes() > 0) {
-      model.memory = obtain(model, deadline, event.report);
+      model.memory = lend(made.event.report);
     }
     auto const loading = clock::now();
-    model.is.model->load(model.memory.addresses());
-    event.load = clock::now() - loading;
+    copy(model.memory.addresses());
+    made.event.load = clock::now() - loading;
   } catch (...) {
-    failure = caught_error();
+    made.failure = caught_error();
     model.memory = {};
   }
-  auto const end = clock::now();
-  event.at = std::chrono::system_clock::now();
+  made.end = clock::now();
+  made.event.at = std::chrono::system_clock::now();
 
   lock.lock();
-  model.idle_since = end;
-  if (failure) {
-    set_state(model, model_state::cold);
+  model.idle_since = made.end;
+  set_state(model, made.failure ? model_state::cold : model_state::warm);
+  return made;
+}
+
+void model_host::impl::note_load(slot& model, load_outcome made, char const* what) {
+  auto const took = made.end - made.begin;
+  computes_.notify_all();
+  model.failing_with.reset();
+  model.image_failure.reset();
+  model.controller.on_load(made.end, took, made.event.report.total);
+  log_load(what, made.event, took);
+  handovers_.push_back(std::move(made.event));
+  if (handovers_.size() > kept_handovers) {
+    handovers_.pop_front();
+  }
+}
+
+void model_host::impl::load(lock_type& lock, model_index number, clock::time_point deadline) {
+  auto& model = slots_[number];
+  ++model.cold_starts;
+  auto made = fill(
+      lock, model,
+      [&](memhandover::handover_report& report) { return obtain(model, deadline, report); },
+      [&](std::span<std::byte* const> memory) { model.is.model->load(memory); });
+  if (auto const& failure = made.failure) {
     // Once, however often it is tried again: the answers say it each time.
     bool const is_new = std::exchange(model.failing_with, failure->kind()) != failure->kind();
     spdlog::log(is_new ? spdlog::level::warn : spdlog::level::debug,
                 "cold start failed model={} bytes={} after_us={:.0f} kind={} reason={}",
-                model.is.name, model.is.model->bytes(), detail::microseconds(end - begin),
+                model.is.name, model.is.model->bytes(), detail::microseconds(made.end - made.begin),
                 to_string(failure->kind()), telemetry::quoted(failure->what()));
     refuse_all_of(number, {failure->kind(), not_loaded(model.is.name, failure->what()),
                            failure->retry_after()});
     return;
   }
-  set_state(model, model_state::warm);
-  computes_.notify_all();
-  model.failing_with.reset();
-  model.image_failure.reset();
-  model.controller.on_load(end, end - begin, event.report.total);
-  log_cold_start(event, end - begin);
-  handovers_.push_back(std::move(event));
-  if (handovers_.size() > kept_handovers) {
-    handovers_.pop_front();
+  note_load(model, std::move(made), "cold start");
+}
+
+/// When the model is to be loaded although nobody asks. Once for each bunch that is expected: whatever comes of it, a request is served
+/// like any other.
+std::optional<detail::clock::time_point> model_host::impl::prewarm_time(
+    slot const& model, clock::time_point now) const {
+  if (model.state != model_state::cold || model.is_retired || model.is.always_warm || keeps_warm_ ||
+      stopping_) {
+    return std::nullopt;
+  }
+  auto const at = model.controller.prewarm_at(now);
+  return at && *at > model.prewarm_tried
+             ? std::optional{std::chrono::time_point_cast<clock::duration>(*at)}
+             : std::nullopt;
+}
+
+/// While nobody waits for what the executor alone does; its image is completed first.
+detail::slot* model_host::impl::due_prewarm(clock::time_point now) {
+  auto const is_due = [&](slot const& each) {
+    auto const at = prewarm_time(each, now);
+    return at && *at <= now && !(each.image_wanted && each.lacks_image());
+  };
+  auto const found =
+      has_for_executor() ? slots_.end() : std::find_if(slots_.begin(), slots_.end(), is_due);
+  return found == slots_.end() ? nullptr : &*found;
+}
+
+/// A load that nobody waits for, into memory that nobody keeps. Requests of that model that come meanwhile are served when it is done; when
+/// others need the executor, or a job its memory, it is called off.
+void model_host::impl::prewarm(lock_type& lock, slot& model) {
+  auto const now = clock::now();
+  model.prewarm_tried = now;
+  if (model.lacks_image()) {
+    omit_prewarm(model, {error_kind::unavailable, "its image is not there"});
+    return;
+  }
+  if (pool_->owed()) {
+    omit_prewarm(model, {error_kind::out_of_memory, "memory is owed to somebody who is parked"});
+    return;
+  }
+  auto const called_off = prewarming_.emplace(spare_load{&model, {}}).ends.get_token();
+  auto made = fill(
+      lock, model,
+      [&](memhandover::handover_report& report) {
+        return heap_.load({model.is.model->pieces(), model.is.name, detail::residence_of(model)},
+                          memhandover::urgency::spare(now + longest_spare_wait, called_off),
+                          &report);
+      },
+      [&](std::span<std::byte* const> memory) { model.is.model->load_spare(memory, called_off); });
+  prewarming_.reset();
+  if (made.failure) {
+    omit_prewarm(model, *made.failure);
+  } else {
+    ++model.prewarms;
+    model.prewarm_unused = model.queue == 0;
+    model.prewarms_used += model.prewarm_unused ? 0 : 1;
+    note_load(model, std::move(made), "prewarmed");
+  }
+  rest();  // of those who have come meanwhile
+}
+
+void model_host::impl::omit_prewarm(slot& model, error const& why) {
+  ++model.prewarms_omitted;
+  spdlog::info("a prewarm is left out model={} bytes={} kind={} reason={}", model.is.name,
+               model.is.model->bytes(), to_string(why.kind()), telemetry::quoted(why.what()));
+}
+
+/// Somebody needs what a load that nobody waits for has: the executor, or memory.
+void model_host::impl::call_off_prewarm() {
+  if (prewarming_) {
+    prewarming_->ends.request_stop();
+  }
+}
+
+/// A request has come to the queue.
+void model_host::impl::join_or_call_off_prewarm(slot const& wanted) {
+  if (!prewarming_) {
+    return;
+  }
+  if (prewarming_->model != &wanted) {
+    if (is_for_executor(queue_.back())) {
+      call_off_prewarm();
+    }
+    return;
+  }
+  busy_ = loading_ = true;  // it is waited for now
+  if (wants_compute()) {
+    hold_compute();
   }
 }
 
@@ -339,7 +478,7 @@ memhandover::loaded_tensors model_host::impl::obtain(slot const& model, clock::t
         continue;
       }
       refuse_while_owed(model);
-      if (evict_for(model, deadline)) {
+      if (evict_for(model, bytes - to_be_had, deadline)) {
         continue;
       }
     }
@@ -347,7 +486,8 @@ memhandover::loaded_tensors model_host::impl::obtain(slot const& model, clock::t
       return heap_.load({model.is.model->pieces(), model.is.name, detail::residence_of(model)},
                         deadline, &report);
     } catch (error const& failure) {
-      if (failure.kind() != error_kind::out_of_memory || !can_fit || !evict_for(model, deadline)) {
+      if (failure.kind() != error_kind::out_of_memory || !can_fit ||
+          !evict_for(model, 1, deadline)) {
         throw;
       }
     }
@@ -373,9 +513,10 @@ void model_host::impl::give_back_activations() const {
   }
 }
 
-/// Releases one model for another's sake: idle ones before those with requests, the longest unused first. Where all of
-/// them compute it waits for one that has done. False if there is none by then. Called without the lock.
-bool model_host::impl::evict_for(slot const& model, clock::time_point deadline) {
+/// Releases models for another's sake, idle ones before those with requests: those that make up for what is missing at least cost, or
+/// where none do, one. Where all of them compute it waits for one that has done. False if there is none by then. Called without the lock.
+bool model_host::impl::evict_for(slot const& model, std::uint64_t missing,
+                                 clock::time_point deadline) {
   lock_type lock{mutex_};
   std::vector<slot*> candidates;
   for (auto& each : slots_) {
@@ -392,13 +533,21 @@ bool model_host::impl::evict_for(slot const& model, clock::time_point deadline) 
   for (auto* const each : candidates) {
     each->held = false;
   }
-  computes_.notify_all();
   std::erase_if(candidates, std::not_fn(is_free));
-  auto const victim =
-      std::min_element(candidates.begin(), candidates.end(), [](slot const* a, slot const* b) {
-        return std::pair{a->queue > 0, a->idle_since} < std::pair{b->queue > 0, b->idle_since};
-      });
-  return victim != candidates.end() && release(lock, **victim, "evicted");
+  auto victims = cheapest_of(candidates, missing);
+  if (victims.empty()) {
+    victims = cheapest_of(candidates, 1);
+  }
+  for (auto* const each : victims) {
+    each->held = true;
+  }
+  computes_.notify_all();
+  bool has_released = false;
+  for (auto* const each : victims) {
+    each->held = false;
+    has_released = release(lock, *each, "evicted") || has_released;
+  }
+  return has_released;
 }
 
 /// Of what it keeps for computations beside the weights.
@@ -458,7 +607,7 @@ bool model_host::impl::release(lock_type& lock, slot& model, char const* why) {
     return false;
   }
   set_state(model, model_state::cold);
-  model.offered = model.published = model.gives_way = false;
+  model.offered = model.published = model.gives_way = model.prewarm_unused = false;
   want_image(model);
   spdlog::info("model released model={} bytes={} why={}", model.is.name, model.is.model->bytes(),
                why);

@@ -86,7 +86,11 @@ bool answer_from_pool(std::shared_ptr<activation_memory> memory) {
                                         .holds = &holds,
                                         .micro_batch_dropped = nullptr,
                                         .launch_wanted = nullptr,
-                                        .launch_held = nullptr};
+                                        .launch_held = nullptr,
+                                        .piece_make = nullptr,
+                                        .piece_move = nullptr,
+                                        .piece_free = nullptr,
+                                        .chunk_bytes = nullptr};
   the_memory() = std::move(memory);
   return gate->offer_memory(&table) == 0;
 }

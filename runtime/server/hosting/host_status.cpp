@@ -53,6 +53,9 @@ json describe(model_snapshot const& model) {
       {"cancelled", model.cancelled},
       {"refused", model.report.refused},
       {"cold_starts", model.cold_starts},
+      {"prewarms", model.prewarms},
+      {"prewarms_used", model.prewarms_used},
+      {"prewarms_omitted", model.prewarms_omitted},
       {"outlives_server", model.outlives_server},
       {"image_bytes", model.image_bytes},
       {"file_read_bytes", model.read_bytes},
@@ -98,6 +101,7 @@ json describe(pause_counts const& pauses) {
                          ? 0.0
                          : in_seconds(pauses.held_in_window) / in_seconds(pauses.window);
   return {{"count", pauses.pauses},
+          {"announced", pauses.announced},
           {"held_s", in_seconds(pauses.held)},
           {"held_share", share},
           {"min_share", pauses.min_share},

@@ -20,8 +20,8 @@ namespace {
 
 using std::chrono::milliseconds;
 
-/// How long `stop` waits for the computation that still runs when its grace is over.
-constexpr milliseconds last_computation{500};
+/// How long `stop` waits for the computation that still runs when its grace is over. What else is done then ends by itself.
+constexpr milliseconds last_computation{500}, between_looks{20};
 
 error shutting_down() {
   return {error_kind::unavailable, "the server is shutting down"};
@@ -98,10 +98,12 @@ model_host::impl::impl(host_options options, std::shared_ptr<memhandover::servin
                             : std::make_shared<compute_lease>(pool_, options_.min_share,
                                                               compute_lease::change_on_host)),
       parallelism_(std::max<std::size_t>(options_.computing_threads, 1)),
+      demands_(clock::now()),
       keeper_(pool_->shape().chunk_bytes) {
   for (auto& each : models) {
     bool const is_served = each.model != nullptr;
     slots_.emplace_back(std::move(each));
+    recall(slots_.back());
     slots_.back().is_retired = slots_.back().has_left = !is_served;
     set_state(slots_.back(), model_state::cold);
     gathers_ = gathers_ || makes_batches(slots_.back());
@@ -112,6 +114,9 @@ model_host::impl::impl(host_options options, std::shared_ptr<memhandover::servin
     lock_type const lock{mutex_};
     wake_timekeeper();
   });
+  if (options_.pause == pause_mode::on_launch) {
+    hold_for_engines();
+  }
   try {
     executor_ = std::thread{[this] { execute(); }};
     for (std::size_t lane = 1;
@@ -129,6 +134,7 @@ model_host::impl::impl(host_options options, std::shared_ptr<memhandover::servin
 }
 
 void model_host::impl::end_executors() {
+  pool_->watch_engines({});
   (void)stop(milliseconds{0});
   for (auto& each : computers_) {
     each.join();
@@ -147,6 +153,8 @@ model_host::impl::~impl() {
   timekeeper_wakes_.notify_one();
   timekeeper_.join();
   lease_->set_waker({});
+  lock_type lock{mutex_};
+  write_learnt(lock);
 }
 
 bool model_host::impl::is_preparing(bool images) const {
@@ -203,6 +211,7 @@ void model_host::impl::compute_samples(model_index place) {
                         .deadline = now + model.is.queue_timeout,
                         .is_warmup = true,
                         .late_after = clock::time_point::max()});
+      join_or_call_off_prewarm(model);
       ++model.queue;
       ++samples_left_;
     }
@@ -265,7 +274,10 @@ request_ticket model_host::impl::submit(model_index model, infer_request request
   ++requests_;
   ++wanted.requests;
   ++wanted.queue;
-  auto const admission = wanted.controller.on_arrival(now);
+  auto const mark =
+      made.request.mark != 0 ? made.request.mark : scheduler::retries::mark_of(made.request.id);
+  auto const admission = wanted.controller.on_arrival(now, mark);
+  made.is_retry = admission.is_retry;
   if (stopping_) {
     refuse(std::move(made), shutting_down());
   } else if (wanted.is_retired) {
@@ -278,26 +290,31 @@ request_ticket model_host::impl::submit(model_index model, infer_request request
                         wanted.is.name, admission.retry_after.count()),
             std::chrono::ceil<milliseconds>(admission.retry_after)});
   } else if (made.deadline <= now) {
-    wanted.controller.on_failure(now);
+    wanted.controller.on_failure(now, made.is_retry);
     refuse(std::move(made),
            {error_kind::deadline_exceeded,
             fmt::format("the request's time was over when it came to model '{}'", wanted.is.name)});
   } else if (auto for_a_job = refuse_for_a_job(wanted)) {
-    wanted.controller.on_failure(now);
+    wanted.controller.on_turned_away(now, made.is_retry, mark,
+                                     for_a_job->retry_after().value_or(milliseconds{0}));
     refuse(std::move(made), std::move(*for_a_job));
   } else if (wanted.queue > wanted.is.max_queue) {
-    wanted.controller.on_failure(now);
+    wanted.controller.on_turned_away(now, made.is_retry, mark);
     refuse(std::move(made), {error_kind::unavailable,
                              fmt::format("{} requests wait for model '{}' already; try again later",
                                          wanted.is.max_queue, wanted.is.name)});
   } else if (auto full = refuse_of_its_priority(made, wanted)) {
-    wanted.controller.on_failure(now);
+    wanted.controller.on_turned_away(now, made.is_retry, mark);
     refuse(std::move(made), std::move(*full));
   } else {
     expect_compute(wanted);
     bool const is_next_event = ends_waiting(made) < timekeeper_sleeps_until_;
     queue_.push_back(std::move(made));
     lease_->set_more_waits(true);
+    join_or_call_off_prewarm(wanted);
+    if (std::exchange(wanted.prewarm_unused, false)) {
+      ++wanted.prewarms_used;
+    }
     if (is_for_executor(queue_.back())) {
       work_.notify_one();
     } else if (gathers_ || ((!computes_here || host_board::this_lane == host_board::no_lane) &&
@@ -343,20 +360,35 @@ void model_host::impl::cancel(request_ticket which) {
   }
 }
 
-void model_host::impl::note_refused(model_index model) {
+void model_host::impl::note_refused(model_index model, std::uint64_t mark,
+                                    milliseconds retry_after) {
   lock_type const lock{mutex_};
   if (model < slots_.size()) {
-    slots_[model].controller.on_refused_elsewhere(clock::now());
+    slots_[model].controller.on_refused_elsewhere(clock::now(), mark, retry_after);
+  }
+}
+
+/// Any thread.
+void model_host::impl::announce_engine() {
+  if (options_.pause == pause_mode::on_launch) {
+    lease_->announce(compute_lease::worker::engines);
   }
 }
 
 void model_host::impl::keep_warm() {
-  lock_type const lock{mutex_};
+  lock_type lock{mutex_};
   keeps_warm_ = true;
+  call_off_prewarm();
+  if (options_.learnt) {  // before this process is let end as it is
+    write_learnt(lock);
+    lock.unlock();
+    options_.learnt->finish();
+  }
 }
 
 void model_host::impl::put(model_index place, served_model model) {
   detail::slot made{std::move(model)};
+  recall(made);
   lock_type lock{mutex_};
   changed_.wait(lock, [&] {
     return stopping_ || place >= slots_.size() || slots_[place].has_left ||
@@ -383,6 +415,7 @@ void model_host::impl::put(model_index place, served_model model) {
   auto& its = slots_[place];
   set_state(its, model_state::cold);
   its.load_wanted = its.is.always_warm;
+  call_off_prewarm();
   publish_run_ahead();
   compute_samples(place);
   work_.notify_one();
@@ -394,6 +427,7 @@ void model_host::impl::revise(model_index place, served_model to) {
   auto& its = slots_.at(place);
   its.revise(to);
   its.load_wanted = its.is.always_warm && its.state == model_state::cold;
+  call_off_prewarm();
   publish_run_ahead();
   work_.notify_one();
 }
@@ -403,6 +437,7 @@ void model_host::impl::retire(model_index place) {
   auto& its = slots_.at(place);
   its.is_retired = true;
   its.is.always_warm = its.load_wanted = false;
+  call_off_prewarm();
   work_.notify_one();
 }
 
@@ -415,6 +450,22 @@ void model_host::impl::hold_compute() {
     spdlog::warn("training could not be paused reason={}",
                  telemetry::quoted(caught_error().what()));
   }
+}
+
+/// Training is held for them as for models, within one share.
+void model_host::impl::hold_for_engines() {
+  pool_->watch_engines([this](bool works, bool waited) {
+    try {
+      if (works) {
+        lease_->begins(compute_lease::worker::engines);
+      } else {
+        lease_->drained(waited, compute_lease::worker::engines);
+      }
+    } catch (...) {  // training goes on beside them
+      spdlog::warn("training could not be paused for an engine reason={}",
+                   telemetry::quoted(caught_error().what()));
+    }
+  });
 }
 
 /// Whether requests in flight are what the device works for; else somebody else sees that.
@@ -482,7 +533,7 @@ void model_host::impl::count_failure(detail::job const& of) {
 
 void model_host::impl::break_promise(detail::job const& to, clock::time_point now) {
   if (!to.is_warmup) {
-    slots_[to.model].controller.on_failure(now);
+    slots_[to.model].controller.on_failure(now, to.is_retry);
   }
 }
 
@@ -521,11 +572,12 @@ host_snapshot model_host::impl::snapshot() const {
     if (each.is_retired) {
       continue;
     }
-    result.models.push_back(
-        {each.is.name, each.is.version, each.state, each.is.model->bytes(), each.requests,
-         each.failed, each.cancelled, each.cold_starts, each.queue, each.is.always_warm,
-         each.published, each.is.model->image_bytes(), each.is.model->read_bytes(),
-         each.is.model->activation_bytes(), each.is.scheduling.goal, each.report});
+    result.models.push_back({each.is.name, each.is.version, each.state, each.is.model->bytes(),
+                             each.requests, each.failed, each.cancelled, each.cold_starts,
+                             each.prewarms, each.prewarms_used, each.prewarms_omitted, each.queue,
+                             each.is.always_warm, each.published, each.is.model->image_bytes(),
+                             each.is.model->read_bytes(), each.is.model->activation_bytes(),
+                             each.is.scheduling.goal, each.report});
   }
   result.requests = requests_;
   result.failed = failed_;
@@ -540,6 +592,7 @@ host_snapshot model_host::impl::snapshot() const {
 bool model_host::impl::stop(milliseconds grace) {
   lock_type lock{mutex_};
   stopping_ = true;
+  call_off_prewarm();
   work_.notify_one();
   computes_.notify_all();
   changed_.notify_all();
@@ -551,7 +604,13 @@ bool model_host::impl::stop(milliseconds grace) {
   }
   work_.notify_one();
   computes_.notify_all();
-  return changed_.wait_for(lock, last_computation, [&] { return executed_; });
+  auto const until = clock::now() + last_computation;
+  while (!changed_.wait_for(lock, between_looks, [&] { return executed_; })) {
+    if (clock::now() >= until && board_->computes()) {
+      return false;
+    }
+  }
+  return true;
 }
 
 model_host::model_host(host_options options, std::shared_ptr<memhandover::serving_pool> pool,
@@ -580,12 +639,15 @@ bool model_host::compute_here() {
 void model_host::cancel(request_ticket which) {
   impl_->cancel(which);
 }
+void model_host::announce_engine() {
+  impl_->announce_engine();
+}
 void model_host::keep_warm() {
   impl_->keep_warm();
 }
 
-void model_host::note_refused(model_index model) {
-  impl_->note_refused(model);
+void model_host::note_refused(model_index model, std::uint64_t mark, milliseconds retry_after) {
+  impl_->note_refused(model, mark, retry_after);
 }
 void model_host::put(model_index place, served_model model) {
   impl_->put(place, std::move(model));

@@ -19,13 +19,21 @@
 /// of it then is dropped. So it is where nobody waits for the answer any more (`cancel`).
 ///
 /// *Memory*: a cold start takes free memory, then training's, then what is free in chunks of other
-/// models, then that of idle models, the longest idle first. Several models may share a chunk. If
+/// models, then that of idle models, those whose absence costs least (scheduler/eviction.hpp). Several models may share a chunk. If
 /// there is not enough, the requests that wait for the model fail and it stays cold.
+///
+/// *Prewarming*: a model whose requests come by a timer is loaded before the next ones are expected, where its scheduling says so
+/// (`may_prewarm`). That takes free memory, and training's as far as no job has to be parked, and nothing else; it waits until the
+/// executor has nothing to do for requests, is called off when it has, or when a job is owed memory, and is tried once for each time
+/// that is expected. Requests of that model that come meanwhile wait for it to be done.
 ///
 /// *Succession*: what is warm is published in the pool, so that it outlives this process. The host of a
 /// server that comes after one that was killed begins with the models that were warm there and are the same
 /// here (hosted_model::fingerprint), without copying a byte; one that died in the middle of a computation has
 /// its weights copied anew, into the same memory. What else was left goes back to the pool.
+///
+/// *Experience*: what the scheduler has learnt of a model is written down every now and then, at the end, and when a server leaves its
+/// models to another one. A host begins with what the last one knew of models that are the same here; nobody has watched in between.
 ///
 /// *Images*: what a cold start copies from is read from the models' files when nothing else is to be done, step by
 /// step, before the host is warmed up; but where something was taken over, that answers meanwhile, and the image
@@ -64,6 +72,7 @@
 #include <vector>
 
 #include "memhandover/client/serving_pool.hpp"
+#include "runtime/server/experience/experience_file.hpp"
 #include "runtime/server/hosting/compute_lease.hpp"
 #include "runtime/server/hosting/latency_window.hpp"
 #include "runtime/server/inference/batching.hpp"
@@ -106,6 +115,8 @@ struct host_options {
   /// computed has not for `activations_kept`. May be called from several threads. None: nothing is kept.
   std::function<void()> give_back_activations;
   std::chrono::milliseconds activations_kept{10'000};
+  /// What the scheduler has learnt of its models is found here, and kept for the next host; null: it is forgotten.
+  std::shared_ptr<experience_file> learnt;
   /// Where it shows what it does; null: nobody looks.
   std::shared_ptr<host_board> board;
 };
@@ -134,7 +145,10 @@ struct model_snapshot {
   std::uint64_t failed = 0;
   std::uint64_t cancelled = 0;  ///< of them, because their clients left
   std::uint64_t cold_starts = 0;
-  std::size_t queue = 0;  ///< waiting and running
+  std::uint64_t prewarms = 0;          ///< loads that nobody waited for when they began
+  std::uint64_t prewarms_used = 0;     ///< of them, with a request before the model went again
+  std::uint64_t prewarms_omitted = 0;  ///< that were due, and came to nothing
+  std::size_t queue = 0;               ///< waiting and running
   bool always_warm = false;
   bool outlives_server =
       false;  ///< if this process is killed now, its successor begins with it warm
@@ -204,7 +218,9 @@ class model_host final : public model_executor {
   request_ticket bring(model_index model, infer_request request, completion done) override;
   bool compute_here() override;
   void keep_warm() override;
-  void note_refused(model_index model) override;
+  void announce_engine() override;
+  void note_refused(model_index model, std::uint64_t mark,
+                    std::chrono::milliseconds retry_after) override;
 
   [[nodiscard]] host_snapshot snapshot() const;
   /// The same, as the status has it.

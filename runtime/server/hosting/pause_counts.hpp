@@ -10,6 +10,7 @@ namespace sluice::server {
 struct pause_counts {
   double min_share = 0.0;               ///< what training is promised
   std::uint64_t pauses = 0;             ///< begun
+  std::uint64_t announced = 0;          ///< requests that training was told of before they computed
   std::uint64_t cut_short = 0;          ///< of these, ended by that promise although still wanted
   std::chrono::nanoseconds held{};      ///< in which launches were held
   std::chrono::nanoseconds withheld{};  ///< in which they would have been, but for the promise

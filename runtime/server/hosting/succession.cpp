@@ -1,8 +1,12 @@
 // What a model_host takes over from a server that was killed, and leaves to the one that comes after it. The executor's.
 
+#include <fmt/format.h>
 #include <spdlog/spdlog.h>
 
+#include <algorithm>
+#include <stdexcept>
 #include <utility>
+#include <vector>
 
 #include "runtime/server/hosting/detail/model_host_impl.hpp"
 #include "runtime/telemetry/logging.hpp"
@@ -19,7 +23,75 @@ std::string key_of(detail::slot const& model) {
   return key;
 }
 
+constexpr std::size_t words_of_a_fingerprint = 512;
+
+/// Empty: not known.
+std::string identity_of(hosted_model const& model, memhandover::pool_shape const& where) {
+  auto words = model.fingerprint();
+  words.resize(std::min(words.size(), words_of_a_fingerprint));
+  return words.empty() ? words
+                       : fmt::format("{} bytes={} on={}", words, model.bytes(),
+                                     where.backend == memhandover::backend_kind::cuda
+                                         ? memhandover::to_string(where.gpu)
+                                         : "host");
+}
+
 }  // namespace
+
+/// What a host before this one has known of it.
+void model_host::impl::recall(slot& model) const {
+  if (!options_.learnt) {
+    return;
+  }
+  model.stands_for = identity_of(*model.is.model, pool_->shape());
+  auto const found = model.stands_for.empty()
+                         ? std::nullopt
+                         : options_.learnt->find(key_of(model), model.stands_for);
+  if (!found) {
+    return;
+  }
+  try {
+    auto const now = clock::now();
+    model.controller.recall(found->learnt, found->age, now);
+    model.report = model.controller.tick(now);
+  } catch (std::invalid_argument const& wrong) {
+    spdlog::warn("what has been learnt of a model is not used model={} reason={}", model.is.name,
+                 telemetry::quoted(wrong.what()));
+  }
+}
+
+/// Where there is news.
+void model_host::impl::keep_learnt(lock_type& lock) {
+  if (!options_.learnt || !options_.learnt->is_due(clock::now())) {
+    return;
+  }
+  std::uint64_t events = 0;
+  for (auto const& each : slots_) {
+    events += each.report.arrivals + each.report.services + each.report.loads;
+  }
+  if (std::exchange(learnt_events_, events) != events) {
+    write_learnt(lock);
+  }
+}
+
+void model_host::impl::write_learnt(lock_type& lock) {
+  if (!options_.learnt) {
+    return;
+  }
+  std::vector<model_experience> all;
+  // Others may come meanwhile. NOLINTNEXTLINE(modernize-loop-convert)
+  for (model_index place = 0; place < slots_.size(); ++place) {
+    auto& each = slots_[place];
+    if (!each.is_retired && !each.stands_for.empty()) {
+      all.push_back({key_of(each), each.stands_for, each.controller.learnt(clock::now())});
+    }
+    lock.unlock();  // requests get in between two
+    lock.lock();
+  }
+  lock.unlock();
+  options_.learnt->keep(std::move(all));
+  lock.lock();
+}
 
 /// What a server that has died had warm, and this one serves as well, is warm here.
 void model_host::impl::take_over(lock_type& lock) {

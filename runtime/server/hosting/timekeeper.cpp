@@ -147,26 +147,27 @@ void model_host::impl::tick(lock_type& lock, clock::time_point now) {
   rest_activations(lock, now);
   keep_reserve(lock);
   prepare_memory(lock);
+  keep_learnt(lock);
 }
 
-/// What one model asks for changes what others have to wait: with news of any of them all decide anew.
+/// What one model asks for changes what others have to wait: where that has moved all decide anew, else those with news.
 void model_host::impl::decide(lock_type& lock, clock::time_point now) {
-  bool const has_news = std::any_of(slots_.begin(), slots_.end(), [now](slot const& each) {
-    return !each.is_retired && (each.controller.has_news() || each.controller.due() <= now);
-  });
-  auto const beside =
-      has_news ? predict_together(lock, now) : std::vector<scheduler::shared_load>{};
+  bool const all = demands_.has_moved(now, slots_.size());
+  if (all) {
+    predict_together(lock, now);
+  }
   // Others may come meanwhile. NOLINTNEXTLINE(modernize-loop-convert)
   for (model_index place = 0; place < slots_.size(); ++place) {
     auto& each = slots_[place];
-    if (!has_news) {
+    bool const has_news =
+        !each.is_retired && (each.controller.has_news() || each.controller.due() <= now);
+    if (!all && !has_news) {
       each.controller.observe(now, each.report);
       report_promise(each, now);
       continue;
     }
     try {
-      each.report = each.controller.tick(
-          now, place < beside.size() ? beside[place] : scheduler::shared_load{});
+      each.report = each.controller.tick(now, demands_.beside(place));
       report_promise(each, now);
     } catch (std::exception const& failure) {
       spdlog::error("the scheduler has no decision model={} reason={}", each.is.name,
@@ -177,9 +178,8 @@ void model_host::impl::decide(lock_type& lock, clock::time_point now) {
   }
 }
 
-/// By place. Computed without the lock, since a simulation takes milliseconds.
-std::vector<scheduler::shared_load> model_host::impl::predict_together(
-    lock_type& lock, clock::time_point now) const {
+/// Computed without the lock, since a simulation takes milliseconds.
+void model_host::impl::predict_together(lock_type& lock, clock::time_point now) {
   std::vector<scheduler::shared_model> models;
   for (model_index place = 0; place < slots_.size(); ++place) {
     auto demand =
@@ -200,7 +200,8 @@ std::vector<scheduler::shared_load> model_host::impl::predict_together(
     spdlog::error("models are predicted alone reason={}", telemetry::quoted(failure.what()));
   }
   lock.lock();
-  return beside;
+  beside.resize(models.size());
+  demands_.predicted(now, executors, std::move(beside));
 }
 
 /// Once, and once more when it has been over for a while.
@@ -272,13 +273,14 @@ void model_host::impl::keep_reserve(lock_type& lock) {
   std::vector<scheduler::cold_model> cold;
   for (auto const& each : slots_) {
     if (each.state == model_state::cold && !each.is.always_warm) {
-      cold.push_back({each.is.model->bytes(), each.report.warm.chosen.loads_per_s});
+      cold.push_back(scheduler::cold_model_of(each.report.warm, each.is.model->bytes()));
     }
   }
   lock.unlock();
   auto const usage = pool_->usage();
-  auto const size = options_.reserve_bytes.value_or(
-      scheduler::reserve_size(cold, usage.total_bytes / largest_reserve_divisor));
+  auto const size = options_.reserve_bytes.value_or(scheduler::reserve_size(
+      cold, usage.total_bytes / largest_reserve_divisor, reserve_bytes_ > 0, options_.tick));
+  reserve_bytes_ = size;
   auto const keep = keeper_.update({.free_bytes = usage.free_bytes, .size_bytes = size}).keep_bytes;
   if (keep != kept_bytes_) {
     pool_->set_reserve(keep);

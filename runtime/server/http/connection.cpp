@@ -127,6 +127,7 @@ void connection::on_handshake(error_code failure, std::size_t /*bytes*/) {
 void connection::await_request() {
   if (context_.registry.is_closed()) return close();
   ++sequence_;
+  speaks_openai_ = false;
   parser_.emplace();
   parser_->header_limit(context_.options.max_header_bytes);
   parser_->body_limit(context_.options.max_body_bytes);
@@ -156,12 +157,16 @@ void connection::read_header() {
 void connection::on_header(error_code failure, std::size_t /*bytes*/) {
   disarm();
   record_.set_head(parser_->get());
+  std::optional<http_reply> misled;
+  auto const engine = find_engine(misled);
+  speaks_openai_ = engine && engine->by == engine_route::kind::model;
   if (failure) return read_failed(failure);
+  arrival_ = std::chrono::steady_clock::now();
   bool const expects_continue = parser_->get().count(http::field::expect) > 0;
   auto refusal = refuse_header(parser_->get());
   if (!refusal) refusal = refuse_stranger();
-  auto const engine = refusal ? std::nullopt : find_engine(refusal);
-  if (engine) return relay_request(*engine);
+  if (!refusal) refusal = std::move(misled);
+  if (!refusal && engine) return pass_to_engine(*engine);
   if (!refusal && expects_continue) refusal = context_.api.refuse(view());
   if (!refusal && announces_large_body()) refusal = take_share(0);
   if (refusal) return respond(std::move(*refusal), false);
@@ -183,65 +188,6 @@ std::optional<http_reply> connection::refuse_stranger() const {
   auto const now = context_.options.security->current();
   if (!now->tokens) return std::nullopt;
   return server::refuse_stranger(parser_->get(), !parser_->is_done(), *now->tokens);
-}
-
-// ---- requests of engines
-
-std::optional<std::size_t> connection::find_engine(std::optional<http_reply>& refusal) const {
-  auto const* const engines = context_.options.engines;
-  if (engines == nullptr) return std::nullopt;
-  auto const& head = parser_->get();
-  try {
-    auto const found = engines->find(std_view(head.target()));
-    bool const may_pass =
-        head.method() != http::verb::connect && head.method() != http::verb::trace;
-    if (found && !may_pass)
-      refusal = oip_api::failure(501, "this method is not relayed to engines");
-    if (found && head.version() != 11 && parser_->chunked()) {
-      refusal = oip_api::failure(400, "a body in chunks is of HTTP/1.1");
-    }
-    return refusal ? std::nullopt : found;
-  } catch (error const& failure) {
-    refusal = oip_api::from_error(failure);
-    return std::nullopt;
-  }
-}
-
-void connection::relay_request(std::size_t engine) {
-  state_ = state_t::relaying;
-  auto const& head = parser_->get();
-  auto& engines = *context_.options.engines;
-  record_.set_label({engines.name_of(engine), {}, {}});
-  error_code failure;
-  auto const peer = stream_.socket().remote_endpoint(failure);
-  auto const security = context_.options.security ? context_.options.security->current() : nullptr;
-  relay::parts parts{
-      .owner = shared_from_this(),
-      .client = stream_,
-      .ahead = buffer_,
-      .gateway = engines,
-      .life = context_.life,
-      .engine = engine,
-      .from = {.address = failure ? "unknown" : peer.address().to_string(),
-               .is_encrypted = stream_.is_encrypted(),
-               .has_token = security && security->tokens},
-      .expects_continue = head.count(http::field::expect) > 0,
-      .may_keep_alive = head.keep_alive() && !context_.registry.is_closed(),
-      .transfer_timeout = context_.options.transfer_timeout,
-      .done = [self = shared_from_this()](relay_end end) { self->on_relayed(std::move(end)); }};
-  relay_ = std::make_shared<relay>(std::move(parts), std::move(*parser_));
-  relay_->start();
-}
-
-void connection::on_relayed(relay_end end) {
-  relay_.reset();
-  if (state_ == state_t::closed) return;
-  record_.set_relayed(end);
-  if (end.refusal) return respond(std::move(*end.refusal), end.then == relay_end::next::keep_alive);
-  if (end.then == relay_end::next::cut) return close();
-  record_.end();
-  if (end.then == relay_end::next::keep_alive) return await_request();
-  linger();
 }
 
 http_request connection::view() const {

@@ -5,7 +5,8 @@
 ///
 ///   idle → reading → (waiting →) writing → idle …   a keep-alive connection, request after request;
 ///                                                   under TLS a handshake is read first
-///          reading → relaying → idle …              a request that an engine answers (relay.hpp)
+///          reading → (searching →) relaying → idle …  a request that an engine answers (relay.hpp), for which its body has to be
+///                                                   read where that names the engine
 ///   writing → lingering → closed                    after an answer that ends the connection
 ///   any → closed                                    client gone, time out, abort
 ///
@@ -37,6 +38,8 @@
 #include "runtime/server/http/api.hpp"
 #include "runtime/server/http/client_stream.hpp"
 #include "runtime/server/http/endpoint_context.hpp"
+#include "runtime/server/http/model_search.hpp"
+#include "runtime/server/http/openai_form.hpp"
 #include "runtime/server/http/relay.hpp"
 #include "runtime/server/http/request_record.hpp"
 
@@ -61,7 +64,7 @@ class connection : public std::enable_shared_from_this<connection> {
   void abort();
 
  private:
-  enum class state_t { idle, reading, waiting, relaying, writing, lingering, closed };
+  enum class state_t { idle, reading, searching, waiting, relaying, writing, lingering, closed };
   using error_code = boost::system::error_code;
   using parser_type = boost::beast::http::request_parser<boost::beast::http::string_body>;
 
@@ -97,9 +100,15 @@ class connection : public std::enable_shared_from_this<connection> {
   [[nodiscard]] bool refuse_share();
   /// A large body takes its share of what may wait, of what has come; the refusal if there is none left.
   [[nodiscard]] std::optional<http_reply> take_share(std::uint64_t body_bytes);
-  /// The engine that answers the request whose head has come; nothing: this server does, or there is a refusal.
-  [[nodiscard]] std::optional<std::size_t> find_engine(std::optional<http_reply>& refusal) const;
-  void relay_request(std::size_t engine);
+  /// Who answers the request whose head has come; nothing: this server does. With a refusal if it may not pass.
+  [[nodiscard]] std::optional<engine_route> find_engine(std::optional<http_reply>& refusal) const;
+  void pass_to_engine(engine_route where);
+  void answer_of_models(openai_resource const& what);
+  [[nodiscard]] std::optional<http_reply> refuse_named(openai_resource const& what) const;
+  void search_engine();
+  void on_searched(error_code failure, std::size_t bytes);
+  void relay_request(std::size_t engine, std::unique_ptr<relay::request_parser> parser,
+                     begun_body begun);
   void on_relayed(relay_end end);
   void answer_request();
   /// Has what takes long computed on a thread for that.
@@ -166,7 +175,9 @@ class connection : public std::enable_shared_from_this<connection> {
   body_share share_;
   std::chrono::steady_clock::time_point arrival_;
   bool watched_ = false;
-  bool reads_ahead_ = false;  ///< of that, it is a read that goes on while the answer is written
+  bool reads_ahead_ = false;    ///< of that, it is a read that goes on while the answer is written
+  bool speaks_openai_ = false;  ///< refusals are in the form that OpenAI's clients read
+  std::optional<model_search> search_;
   std::shared_ptr<relay> relay_;
   std::optional<http_reply> held_;  ///< an answer that waits for the end of the watch
 };

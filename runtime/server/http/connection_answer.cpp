@@ -77,6 +77,9 @@ void connection::on_reset(error_code /*failure*/) {
 
 void connection::respond(http_reply answer, bool keep_alive) {
   state_ = state_t::writing;
+  search_.reset();
+  share_ = {};
+  if (speaks_openai_) answer = in_openai_form(std::move(answer));
   keep_alive_ = keep_alive && !context_.registry.is_closed();
   record_.set_reply(answer);
   arm(context_.options.transfer_timeout);

@@ -19,7 +19,8 @@ namespace http = boost::beast::http;
 namespace {
 
 /// Of a large body: what is taken from the kernel at once, and what before others have their turn.
-constexpr std::size_t piece = std::size_t{256} << 10U, most_at_a_turn = std::size_t{1} << 20U;
+constexpr std::size_t read_at_once = std::size_t{256} << 10U,
+                      most_at_a_turn = std::size_t{1} << 20U;
 
 }  // namespace
 
@@ -63,7 +64,7 @@ connection::error_code connection::take_what_is_there() {
       if (failure && failure != http::error::need_more) return failure;
     }
     if (parser_->is_done() || taken >= most_at_a_turn) return {};
-    auto const bytes = stream_.read_now(buffer_.prepare(piece), failure);
+    auto const bytes = stream_.read_now(buffer_.prepare(read_at_once), failure);
     if (failure == net::error::eof) {
       failure = {};
       parser_->put_eof(failure);

@@ -178,17 +178,16 @@ class endpoint::impl {
     return true;
   }
 
+  void drain() {
+    std::lock_guard const lock{stopping_};
+    if (!threads_.empty()) begin_end();
+  }
+
   void stop(std::chrono::milliseconds grace) {
     std::lock_guard const lock{stopping_};
     if (threads_.empty()) return;
     auto const deadline = std::chrono::steady_clock::now() + std::min(grace, longest_grace);
-    context_.registry.close();
-    net::post(acceptor_.get_executor(), [this] {
-      boost::system::error_code ignored;
-      acceptor_.close(ignored);
-      pause_.cancel();
-    });
-    for (auto const& member : context_.registry.members()) member->drain();
+    begin_end();
     if (!context_.registry.wait_until_empty(deadline)) {
       auto const left = context_.registry.members();
       if (grace.count() > 0) {
@@ -200,6 +199,17 @@ class endpoint::impl {
   }
 
  private:
+  /// Under `stopping_`.
+  void begin_end() {
+    context_.registry.close();
+    net::post(acceptor_.get_executor(), [this] {
+      boost::system::error_code ignored;
+      acceptor_.close(ignored);
+      pause_.cancel();
+    });
+    for (auto const& member : context_.registry.members()) member->drain();
+  }
+
   static void run(net::io_context& io) {
     while (true) {
       try {
@@ -327,6 +337,9 @@ bool endpoint::watch(int socket, reader on_readable, std::function<void()> on_en
 }
 std::size_t endpoint::connections() const {
   return impl_->connections();
+}
+void endpoint::drain() {
+  impl_->drain();
 }
 void endpoint::stop(std::chrono::milliseconds grace) {
   impl_->stop(grace);

@@ -87,6 +87,8 @@ class endpoint final : public socket_watcher {
   /// Connections open now, idle ones included.
   [[nodiscard]] std::size_t connections() const;
 
+  /// Takes no new connection, and of each that there is no other request than the one that it has. `stop` begins with that.
+  void drain();
   /// Stops listening, closes idle connections, waits up to `grace` for the answers that are due,
   /// then cuts what is left. Returns when all threads have ended. Calling it again does nothing.
   /// Not to be called by the service from within a call of the endpoint: that thread would wait for

@@ -1,8 +1,13 @@
 /// A body for Beast that is taken out piece by piece while it is read, so that it lies nowhere as a whole.
+///
+///   take_pieces(parser, buffer, failure,
+///               [&](std::string const& piece) { return to.append(piece).size() < enough; });
 #pragma once
 
 #include <boost/asio/buffer.hpp>
 #include <boost/beast/core/buffers_range.hpp>
+#include <boost/beast/core/flat_buffer.hpp>
+#include <boost/beast/http/error.hpp>
 #include <boost/beast/http/message.hpp>
 #include <boost/optional.hpp>
 #include <cstdint>
@@ -40,5 +45,26 @@ struct passing_body {
     value_type& into_;
   };
 };
+
+/// Parses what is in `from` and gives the pieces of the body to `take`, until that says false: it has enough. False: it is not
+/// HTTP, or more than may be.
+template <typename Parser, typename Take>
+bool take_pieces(Parser& parser, boost::beast::flat_buffer& from,
+                 boost::system::error_code& failure, Take const& take) {
+  failure = {};
+  for (bool wants_more = true; wants_more && !parser.is_done() && from.size() > 0;) {
+    auto const used = parser.put(from.data(), failure);
+    from.consume(used);
+    auto& came = parser.get().body();
+    wants_more = take(came) && used > 0;
+    came.clear();
+    if (failure == boost::beast::http::error::need_more) {
+      failure = {};
+      return true;
+    }
+    if (failure) return false;
+  }
+  return true;
+}
 
 }  // namespace sluice::server

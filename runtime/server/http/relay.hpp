@@ -11,8 +11,15 @@
 /// other side's writer, and no more than some 100 KiB lie here. Both ways go on beside each other. The client is read ahead
 /// meanwhile, up to `most_ahead`, so that its leaving is seen: then the engine's connection is closed.
 ///
+/// A connection to the engine serves one request after the other, if it may (`keeps_connection`). One that is used again may have been
+/// closed by the engine while the request was on its way: such a request is sent once more, on a new connection, if nothing of an
+/// answer has come, all that was sent is still here, and it may be repeated (RFC 9110 section 9.2.2): because its method is
+/// idempotent, or because nothing of it has come to the engine.
+///
 /// An engine that breaks off before its answer has begun is answered for (502, 503, 504); afterwards the client's connection is cut,
-/// which tells it that the answer is not whole.
+/// which tells it that the answer is not whole. Who reads server-sent events of OpenAI's APIs is told why by one more event before.
+///
+/// Of a request whose body names its engine, an answer in server-sent events is looked at while it passes: when its tokens come.
 ///
 /// Threads: on the connection's alone, but for `admitted`, which is posted to it.
 #pragma once
@@ -21,7 +28,6 @@
 #include <boost/asio/steady_timer.hpp>
 #include <boost/beast/core/flat_buffer.hpp>
 #include <boost/beast/http/parser.hpp>
-#include <boost/beast/http/string_body.hpp>
 #include <chrono>
 #include <cstdint>
 #include <functional>
@@ -31,9 +37,12 @@
 #include <string>
 
 #include "runtime/server/http/api.hpp"
+#include "runtime/server/http/body_share.hpp"
 #include "runtime/server/http/client_stream.hpp"
+#include "runtime/server/http/named_body.hpp"
 #include "runtime/server/http/passing_body.hpp"
 #include "runtime/server/http/relay_headers.hpp"
+#include "runtime/server/http/token_events.hpp"
 #include "runtime/server/inference/engine_gateway.hpp"
 
 namespace sluice::server {
@@ -50,9 +59,16 @@ struct relay_end {
   std::uint64_t bytes_in = 0, bytes_out = 0;
 };
 
+/// Of a request whose body names its engine.
+struct begun_body {
+  std::string bytes{};                ///< what has been read of it
+  body_share share{};                 ///< that they have of all that wait
+  std::optional<named_body> named{};  ///< reads the rest as well
+};
+
 class relay : public std::enable_shared_from_this<relay> {
  public:
-  using head_parser = boost::beast::http::request_parser<boost::beast::http::string_body>;
+  using request_parser = boost::beast::http::request_parser<passing_body>;
 
   struct parts {
     std::shared_ptr<void const> owner;  ///< keeps `client` and `ahead`
@@ -66,11 +82,13 @@ class relay : public std::enable_shared_from_this<relay> {
     bool expects_continue = false;
     bool may_keep_alive = false;
     std::chrono::milliseconds transfer_timeout{};
+    std::chrono::steady_clock::time_point arrival = std::chrono::steady_clock::now();
+    begun_body begun{};
     std::function<void(relay_end)> done;  ///< called once, unless it is cancelled
   };
 
-  /// `parser` has read a head.
-  relay(parts given, head_parser&& parser);
+  /// `parser` has read a head, and of the body what `begun` has.
+  relay(parts given, std::unique_ptr<request_parser> parser);
 
   void start();
   /// The connection has been closed.
@@ -88,13 +106,18 @@ class relay : public std::enable_shared_from_this<relay> {
   auto on(void (relay::*step)(Args...));
 
   void on_admission(engine_admission admission);
+  [[nodiscard]] bool take_over(engine_connection kept);
+  void connect();
   void on_connected(error_code failure);
+  void ask();
 
   // ---- from the client to the engine
   void read_client();
   void on_client_read(error_code failure, std::size_t bytes);
   void pass_request();
   [[nodiscard]] bool take_body();
+  void take_parts_of_body();
+  void refuse_body(unsigned status, std::string_view why);
   void take_tunnel();
   void on_request_passed(error_code failure, std::size_t bytes);
 
@@ -102,6 +125,8 @@ class relay : public std::enable_shared_from_this<relay> {
   void read_engine();
   void on_engine_read(error_code failure, std::size_t bytes);
   void on_engine_end(error_code failure);
+  [[nodiscard]] bool may_ask_again(error_code failure);
+  void ask_again();
   void pass_answer();
   [[nodiscard]] bool take_head();
   void begin_answer();
@@ -111,7 +136,12 @@ class relay : public std::enable_shared_from_this<relay> {
   // ---- the end
   void refuse(unsigned status, std::string_view message, relay_outcome outcome);
   void break_off(relay_outcome outcome, std::string_view cause);
+  void fail(std::string_view cause, std::string_view why);
+  void on_failure_sent(error_code failure, std::size_t bytes);
   void finish(relay_end::next then);
+  void note_tokens(std::size_t events);
+  void report_tokens();
+  [[nodiscard]] bool keeps_connection() const;
   void end(relay_end how, relay_outcome outcome);
   void give_end();
   void leave(relay_outcome outcome);
@@ -120,15 +150,27 @@ class relay : public std::enable_shared_from_this<relay> {
   [[nodiscard]] clock::time_point next_limit() const;
 
   parts with_;
-  boost::beast::http::request_parser<passing_body> request_;
+  std::unique_ptr<request_parser> const parser_;
+  request_parser& request_;
   boost::beast::http::request_header<> head_;
   unsigned const version_;
   body_framing request_framing_, answer_framing_;
   engine_limits const limits_;
-  clock::time_point const arrival_ = clock::now();
+  clock::time_point const arrival_;
+  bool const may_be_followed_;  ///< the request, on the engine's connection
   state_t state_ = state_t::waiting;
   engine_ticket ticket_ = 0;
+  engine_address address_;
   stream_socket engine_;
+  std::uint64_t run_ = 0;  ///< of the engine, to which the connection belongs
+  // Of a connection that has served a request before:
+  bool is_used_ = false;
+  bool has_heard_ = false;           ///< something has come on it
+  bool has_sent_ = false;            ///< something has gone
+  std::optional<std::string> sent_;  ///< all that has gone, as long as it is little
+  std::optional<std::uint64_t> acknowledged_before_;
+  // Of one on which the request is sent once more:
+  bool asks_again_ = false, may_have_come_ = false;
   boost::asio::steady_timer timer_;
   boost::beast::flat_buffer engine_buffer_;
   std::optional<answer_parser> answer_;
@@ -138,12 +180,19 @@ class relay : public std::enable_shared_from_this<relay> {
   bool client_has_finished_ = false;  ///< sending
   bool has_passed_request_ = false;   ///< its last byte has been given to the engine
   bool is_deaf_ = false;              ///< the engine takes no more of the request
+  bool answers_early_ = false;        ///< before the whole request has come to it
   bool answer_is_over_ = false;       ///< its last byte is in `to_client_`, or before
   bool keep_alive_ = false;
   bool engine_has_left_ = false;            ///< before its answer was over
+  std::string_view failed_for_{};           ///< the client is being told that it breaks off
   clock::time_point moved_ = clock::now();  ///< when something was passed last
   clock::time_point client_written_since_{};
   std::optional<clock::duration> until_answer_;
+  // Of an answer in events that bring tokens:
+  std::optional<token_events> events_;
+  std::optional<clock::time_point> last_token_;
+  token_times tokens_;  ///< not reported yet
+  clock::time_point reported_{};
   unsigned status_ = 0;
   std::uint64_t bytes_in_ = 0, bytes_out_ = 0;
   std::optional<relay_end> end_;  ///< waits for the client's read to end

@@ -44,8 +44,8 @@ bool is_named_by_connection(http::fields const& head, beast::string_view name) {
                      [&](auto const& line) { return http::token_list{line.value()}.exists(name); });
 }
 
-template <typename Names>
-bool is_one_of(Names const& names, http::field name) {
+template <typename Names, typename Name>
+bool is_one_of(Names const& names, Name name) {
   return std::find(names.begin(), names.end(), name) != names.end();
 }
 
@@ -89,8 +89,23 @@ bool asks_for_websocket(http::request_header<> const& head) {
          beast::iequals(head[http::field::upgrade], "websocket");
 }
 
+bool is_idempotent(http::verb method) noexcept {
+  return is_one_of(std::array{http::verb::get, http::verb::head, http::verb::options,
+                              http::verb::put, http::verb::delete_},
+                   method);
+}
+
+bool may_be_followed(http::request_header<> const& head, body_framing const& body) {
+  bool const has_body = body.is != body_framing::kind::none &&
+                        !(body.is == body_framing::kind::length && body.bytes == 0);
+  // Behind an answer to HEAD stands, of careless servers, the body that it should not have.
+  return head.method() != http::verb::head &&
+         (!has_body || is_one_of(std::array{http::verb::post, http::verb::put, http::verb::patch},
+                                 head.method()));
+}
+
 std::string request_text(http::request_header<> const& head, body_framing const& body,
-                         relayed_client const& from) {
+                         relayed_client const& from, bool is_kept) {
   auto made = fmt::format("{} {} HTTP/1.1\r\n", std_view(head.method_string()),
                           path_of(std_view(head.target())));
   std::string forwarded_for;
@@ -117,11 +132,18 @@ std::string request_text(http::request_header<> const& head, body_framing const&
   if (asks_for_websocket(head)) {
     append(made, "Connection", "Upgrade");
     append(made, "Upgrade", "websocket");
-  } else {
+  } else if (!is_kept) {
     append(made, "Connection", "close");
   }
   append(made, body);
   return made.append("\r\n");
+}
+
+bool comes_in_events(http::response_header<> const& head) {
+  auto const type = std_view(head[http::field::content_type]);
+  auto const name = type.substr(0, type.find_first_of("; \t"));
+  return beast::iequals(name, "text/event-stream") &&
+         head.count(http::field::content_encoding) == 0;
 }
 
 std::string answer_text(http::response_header<> const& head, answer_form const& form) {

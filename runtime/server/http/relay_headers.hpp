@@ -30,9 +30,21 @@ struct relayed_client {
 /// Whether both sides change to a websocket, if the answer is 101.
 [[nodiscard]] bool asks_for_websocket(boost::beast::http::request_header<> const& head);
 
-/// Head of the request as the engine gets it, the empty line included.
+/// Whether the method may be sent a second time without the client's knowledge (RFC 9110 section 9.2.2).
+[[nodiscard]] bool is_idempotent(boost::beast::http::verb method) noexcept;
+
+/// Whether the engine's connection may serve the next request, as far as this one says. Not so with a body that a server might take
+/// for the next request: one of a method that has none.
+[[nodiscard]] bool may_be_followed(boost::beast::http::request_header<> const& head,
+                                   body_framing const& body);
+
+/// Head of the request as the engine gets it, the empty line included. It says that the connection ends, unless it is kept.
 [[nodiscard]] std::string request_text(boost::beast::http::request_header<> const& head,
-                                       body_framing const& body, relayed_client const& from);
+                                       body_framing const& body, relayed_client const& from,
+                                       bool is_kept);
+
+/// Whether the answer's body is server-sent events, as they are.
+[[nodiscard]] bool comes_in_events(boost::beast::http::response_header<> const& head);
 
 struct answer_form {
   unsigned version = 11;  ///< of HTTP, as the client has it

@@ -10,6 +10,7 @@
 /// are of CLOCK_MONOTONIC, which all processes of a machine share.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <chrono>
@@ -89,6 +90,11 @@ class host_board {
       }
     }
     return seen;
+  }
+  [[nodiscard]] bool computes() const noexcept {
+    return std::any_of(lanes_.begin(), lanes_.end(), [](lane_state const& lane) {
+      return lane.what.load(std::memory_order_acquire) == activity::computing;
+    });
   }
   [[nodiscard]] model_state state(std::size_t model) const noexcept { return states_.at(model); }
   /// The lane of the thread that has ended the process, if it could say so.

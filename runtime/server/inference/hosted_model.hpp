@@ -5,13 +5,14 @@
 /// Its *image* is what `load` copies from: the weights on this host, out of the model's file. It need not be there
 /// before.
 ///
-/// The host calls `load`, `attach`, `extend_image`, `run`, `run_together`, `rest` and `unload` one at a time, from several threads, but
-/// for `run` and `run_together`, `most_at_once` of which may run beside each other; the others may be called from anywhere.
+/// The host calls `load`, `load_spare`, `attach`, `extend_image`, `run`, `run_together`, `rest` and `unload` one at a time, from several
+/// threads, but for `run` and `run_together`, `most_at_once` of which may run beside each other; the others may be called from anywhere.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <stop_token>
 #include <string>
 #include <vector>
 
@@ -53,6 +54,11 @@ class hosted_model {
   /// which stay the model's until `unload`. After an exception the model is cold and holds nothing of
   /// that memory.
   virtual void load(std::span<std::byte* const> memory) = 0;
+  /// As `load`, of a model that nobody waits for: where that takes long it ends with `cancelled` soon after it is `called_off`.
+  virtual void load_spare(std::span<std::byte* const> memory, std::stop_token const& called_off) {
+    (void)called_off;
+    load(memory);
+  }
 
   /// Which bytes `load` writes, in a few words: two models whose words are equal, and whose pieces are, fill
   /// their memory alike. Empty: not known, so that no other process may take them over.

@@ -90,6 +90,8 @@ struct infer_request {
   /// Nothing may be computed beside it: it, or what was computed beside it, has ended a process.
   bool is_suspect = false;
   request_ticket ticket = 0;  ///< which the caller has chosen for it; 0: the service chooses one
+  std::uint64_t mark =
+      0;  ///< stands for its id where that does not go along (scheduler/retries.hpp)
 };
 
 /// When a request's time is over that came at `arrival`, and may take as long as its `timeout` says, but no longer than `most`.

@@ -4,7 +4,9 @@
 /// All members may be called from any thread, and none of them waits for a computation.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -74,8 +76,12 @@ class model_executor {
   virtual void cancel(request_ticket which) = 0;
   /// From now on no model is released for being idle: its server ends, and leaves them.
   virtual void keep_warm() {}
+  /// An engine whose memory is the pool's has been given a request: it will have the device compute soon.
+  virtual void announce_engine() {}
   /// Somebody in front has refused a request of the model, which would have come too late: it was asked for, and missed.
-  virtual void note_refused(model_index /*model*/) {}
+  /// `mark` stands for what its client calls it, as in infer_request.
+  virtual void note_refused(model_index /*model*/, std::uint64_t /*mark*/,
+                            std::chrono::milliseconds /*retry_after*/) {}
   /// What the status says of models, requests, latencies, pauses and handovers (docs/operations.md). May take a
   /// second where it is another process that does not answer.
   [[nodiscard]] virtual nlohmann::json status() const = 0;

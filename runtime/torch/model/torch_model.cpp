@@ -135,6 +135,11 @@ class torch_model final : public hosted_model {
     note_image();
   }
 
+  void load_spare(std::span<std::byte* const> memory, std::stop_token const& called_off) override {
+    bind([&] { weights_->bind(memory, called_off); });
+    note_image();
+  }
+
   void attach(std::span<std::byte* const> memory) override {
     bind([&] { weights_->attach(memory); });
   }

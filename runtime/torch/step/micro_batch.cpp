@@ -231,7 +231,7 @@ bool engine::commit(slice const& of, contribution made, losses& into, update* la
     std::rethrow_exception(failure);
   }
   std::chrono::duration<double> const took = std::chrono::steady_clock::now() - begun_;
-  runtime_->plan_committed(static_cast<std::uint32_t>(of.samples), needed.now, needed.at_first,
+  runtime_->plan_committed(static_cast<std::uint32_t>(of.samples), 0, needed.now, needed.at_first,
                            took.count());
   return true;
 }
@@ -289,7 +289,7 @@ void engine::discard(slice const& of) {
   gradients_.forget();
   ++counts_.discards;
   in_vain_.discarded(counts_.commits, of.samples);
-  runtime_->plan_discarded(static_cast<std::uint32_t>(of.samples), state);
+  runtime_->plan_discarded(static_cast<std::uint32_t>(of.samples), 0, state);
   runtime_->discard();
   arena_->release_all();
   at::autocast::clear_cache();

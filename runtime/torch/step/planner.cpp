@@ -29,8 +29,9 @@ std::int64_t planner::next(std::int64_t remaining, std::int64_t largest) {
   start(largest);
   while (true) {
     std::uint64_t needed = 0;
+    int recompute = 0;  // which is not offered
     auto const count = static_cast<std::int64_t>(
-        runtime_->plan_next(static_cast<std::uint32_t>(remaining), &needed));
+        runtime_->plan_next(static_cast<std::uint32_t>(remaining), &needed, &recompute));
     if (count > 0) {
       return adapt_ ? count
                     : std::min(count, evenly);  // what does not adapt is cut as without a pool
@@ -41,7 +42,7 @@ std::int64_t planner::next(std::int64_t remaining, std::int64_t largest) {
 
 void planner::start(std::int64_t largest) {
   if (started_ == 0 || started_ != plans.load() || largest_ != largest) {
-    runtime_->plan_start(static_cast<std::uint32_t>(largest), adapt_ ? 0 : 1);
+    runtime_->plan_start(static_cast<std::uint32_t>(largest), adapt_ ? 0 : 1, 0);
     started_ = ++plans;
     largest_ = largest;
   }

@@ -42,12 +42,31 @@ std::string refusal(std::string const& job, error_kind kind) {
   return "it was found";
 }
 
+found_job one(json const& status, char const* job) {
+  auto const found = find_job(status, job);
+  EXPECT_EQ(found.size(), 1U);
+  return found.front();
+}
+
 TEST(find_job, finds_a_job_by_pid_or_name_in_whichever_pool) {
-  EXPECT_EQ(find_job(two_pools(), "digits").client["pid"], 41);
-  EXPECT_EQ(find_job(two_pools(), "44").client["pid"], 44);
-  EXPECT_EQ(find_job(two_pools(), "44").pool_id, 0x100U);
-  EXPECT_EQ(find_job(two_pools(), "41").client["name"], "digits") << "the pid comes first";
-  EXPECT_EQ(find_job(pool_of("1", json::array({client(7, "x")})), "7").pool_id, 1U);
+  EXPECT_EQ(one(two_pools(), "digits").client["pid"], 41);
+  EXPECT_EQ(one(two_pools(), "44").client["pid"], 44);
+  EXPECT_EQ(one(two_pools(), "44").pool_id, 0x100U);
+  EXPECT_EQ(one(two_pools(), "41").client["name"], "digits") << "the pid comes first";
+  EXPECT_EQ(one(pool_of("1", json::array({client(7, "x")})), "7").pool_id, 1U);
+}
+
+TEST(find_job, finds_all_places_of_a_process_with_its_kv_cache_first) {
+  auto cache = client(51, "chat", "engine");
+  cache["slot"] = 7;
+  cache["elastic"] = {{"used_bytes", 0}};
+  auto const pool = pool_of("1", json::array({client(51, "chat", "engine"), cache}));
+  for (auto const* const called : {"51", "chat"}) {
+    auto const found = find_job(pool, called);
+    ASSERT_EQ(found.size(), 2U);
+    EXPECT_EQ(found[0].client["slot"], 7);
+    EXPECT_EQ(found[1].client["slot"], 1);
+  }
 }
 
 TEST(find_job, names_those_that_there_are) {

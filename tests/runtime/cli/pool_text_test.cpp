@@ -47,6 +47,14 @@ latest handovers
 )");
 }
 
+TEST(pool_text, says_which_job_has_a_priority) {
+  auto pool = whole_pool();
+  EXPECT_THAT(pool_text(pool), testing::Not(HasSubstr("priorities")));
+  pool["clients"][0]["priority"] = "high";
+  pool["clients"][0]["min_bytes"] = 4194304;
+  EXPECT_THAT(pool_text(pool), HasSubstr("high      4 MiB"));
+}
+
 TEST(pool_text, jobs_that_have_been_parked_stand_before_handovers) {
   auto pool = whole_pool();
   EXPECT_THAT(pool_text(pool), testing::Not(HasSubstr("parked")));

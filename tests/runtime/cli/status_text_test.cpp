@@ -39,7 +39,7 @@ json full() {
     "models": [
       {"name": "vad", "state": "warm", "bytes": 2097152, "activation_bytes": 1048576, "idle_timeout_s": 12.5,
        "required_attainment": 0.99, "predicted_attainment": 0.995, "observed_attainment": null,
-       "requests": 12, "cold_starts": 2, "arrival_rate_per_s": 0.25, "infeasible": false},
+       "requests": 12, "cold_starts": 2, "prewarms": 7, "arrival_rate_per_s": 0.25, "infeasible": false},
       {"name": "bert", "state": "cold", "bytes": 0, "idle_timeout_s": null,
        "predicted_attainment": 0.5, "infeasible": true, "reason": "load_too_slow",
        "would_do": {"rate_per_s": 2.5, "latency_ms": 120.4}}]})");
@@ -65,6 +65,21 @@ TEST(status_text, a_job_that_has_been_parked_has_a_line_of_its_own) {
   EXPECT_THAT(status_text(status), HasSubstr("7.500 ms  for another 60 s\n"));
   by_operator = {{"done", false}, {"left_s", nullptr}};
   EXPECT_THAT(status_text(status), HasSubstr("7.500 ms  until it is woken, is going\n"));
+}
+
+TEST(status_text, jobs_have_lines_of_their_priorities_where_one_is_not_as_usual) {
+  auto status = full();
+  status["clients"][0]["priority"] = "normal";
+  status["clients"][0]["min_bytes"] = 0;
+  EXPECT_THAT(status_text(status), testing::Not(HasSubstr("priorities")));
+  status["clients"][0]["min_bytes"] = 134217728;
+  EXPECT_THAT(status_text(status), HasSubstr(R"(priorities
+  slot  name    priority  minimum  bytes
+  0     digits  normal    128 MiB  256 MiB
+)"));
+  status["clients"][0]["min_bytes"] = 0;
+  status["clients"][0]["priority"] = "low";
+  EXPECT_THAT(status_text(status), HasSubstr("0     digits  low       0 B"));
 }
 
 TEST(status_text, what_cannot_be_parked_is_told_with_its_reason_where_there_is_host_memory) {
@@ -111,9 +126,9 @@ compute pauses
   12     0.81 s  3.1%                5.0%       1          0.25 s    195 us
   cut short while computing: slow, slower
 models
-  name  state  bytes  activations  idle timeout  required  predicted  observed  requests  cold starts  arrivals/s
-  vad   warm   2 MiB  1 MiB        12.5 s        99.0%     99.5%      -         12        2            0.25
-  bert  cold   0 B    -            never         -         50.0%      -         -         -            -
+  name  state  bytes  activations  idle timeout  required  predicted  observed  requests  cold starts  prewarms  arrivals/s
+  vad   warm   2 MiB  1 MiB        12.5 s        99.0%     99.5%      -         12        2            7         0.25
+  bert  cold   0 B    -            never         -         50.0%      -         -         -            -         -
   bert is predicted to miss its promise with any idle timeout: load_too_slow; at most 2.5 requests/s would do; a latency of 121 ms would do
 )");
 }

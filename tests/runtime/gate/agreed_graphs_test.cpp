@@ -102,7 +102,7 @@ constexpr sluice_agreement agreement{
           }
           return answer;
         },
-    .has_communicators = nullptr};
+    .others_may_wait = nullptr};
 
 /// Handles that the test's calls make; they end with it.
 class agreed_graph : public submission {

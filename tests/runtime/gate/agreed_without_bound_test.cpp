@@ -57,6 +57,30 @@ TEST_F(without_a_bound, calls_go_straight_again_when_it_has_been_made) {
   }
 }
 
+TEST_F(without_a_bound, what_lies_there_keeps_what_comes_behind_it_from_waiting_whoever_looks) {
+  std::atomic<bool> over{false};
+  std::thread looks{[&] {
+    while (!over) {
+      gate.set_run_ahead(0);  // looks whether calls can go straight again
+    }
+  }};
+  for (int round = 0; round < 500 && !testing::Test::HasFailure(); ++round) {
+    question one;
+    leave(one, 1, comm);
+    auto behind = std::async(std::launch::async, [this] {
+      EXPECT_EQ(cuda.set_current(context), CUDA_SUCCESS);
+      note(2, comm);
+    });
+    EXPECT_EQ(behind.wait_for(10s), std::future_status::ready) << "round " << round;
+    one.agreed = true;
+    behind.get();
+    EXPECT_EQ(cuda.synchronise(comm), CUDA_SUCCESS);
+    EXPECT_EQ(take_entries(), numbers(1, 3));
+  }
+  over = true;
+  looks.join();
+}
+
 TEST_F(without_a_bound, what_comes_soon_after_it_is_left_as_well) {
   bool was_left = false;
   for (int round = 0; round < 100 && !was_left; ++round) {  // the machine may stand still meanwhile

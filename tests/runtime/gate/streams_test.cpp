@@ -105,10 +105,11 @@ TEST_F(streams, work_of_one_form_and_several_lengths_is_told_apart_by_what_comes
   auto* const statistics =
       static_cast<CUfunction>(driver.register_kernel(take_so_long, &one_int, 1, 0));
   CUfunction const small = kernel(10us);
-  std::array const layers{std::pair{kernel(20us), 8}, std::pair{kernel(30us), 1},
+  std::array const layers{std::pair{kernel(20us), 50}, std::pair{kernel(30us), 1},
                           std::pair{kernel(40us), 1}};
-  gate.set_run_ahead(std::chrono::nanoseconds{3ms}.count());
-  for (int round = 0; round < 12; ++round) {
+  gate.set_run_ahead(std::chrono::nanoseconds{25ms}.count());
+  constexpr int rounds = 24;  // on a busy machine some of them are not measured
+  for (int round = 0; round < rounds; ++round) {
     for (auto const& [first, milliseconds] : layers) {
       ASSERT_EQ(launch(first, on), CUDA_SUCCESS);
       ASSERT_EQ(launch(small, on), CUDA_SUCCESS);
@@ -121,12 +122,14 @@ TEST_F(streams, work_of_one_form_and_several_lengths_is_told_apart_by_what_comes
   }
   ASSERT_EQ(cuda.synchronise(on), CUDA_SUCCESS);
   bool found = false;
+  std::string seen;
   sluice_gate_long_unit unit{};
   for (std::size_t i = 0; gate.long_unit(i, &unit) != 0; ++i) {
-    found = found || (std::chrono::nanoseconds{unit.nanoseconds} >= 8ms && unit.times >= 8 &&
-                      unit.times <= 12);
+    seen += std::to_string(unit.times) + " of " + std::to_string(unit.nanoseconds) + " ns, ";
+    found = found || (std::chrono::nanoseconds{unit.nanoseconds} >= 50ms && unit.times >= 8 &&
+                      unit.times <= rounds);
   }
-  EXPECT_TRUE(found);
+  EXPECT_TRUE(found) << seen;
 }
 
 TEST_F(streams, the_unit_that_was_executing_at_the_end_is_told_apart) {

@@ -177,7 +177,7 @@ TEST_F(symbols, work_producing_names_are_gated) {
     EXPECT_TRUE(of == kind::gated || of == kind::deferred) << name;
   }
   for (char const* name :
-       {"cuMemAddressReserve", "cuMemCreate", "cuModuleLoadData", "cuGraphAddDependencies",
+       {"cuMemImportFromShareableHandle", "cuModuleLoadData", "cuGraphAddDependencies",
         "cuMemAllocManaged", "cuMemAllocHost_v2", "cuCtxGetCurrent"}) {
     EXPECT_EQ(all_symbols().at(name), kind::passed) << name;
   }

@@ -88,9 +88,19 @@ void want_launch() {
   ++wanted;
 }
 
-constexpr sluice_runtime_api table{
-    sizeof(sluice_runtime_api), allocate,    release, info, range, holds,
-    drop_micro_batch,           want_launch, nullptr};
+constexpr sluice_runtime_api table{sizeof(sluice_runtime_api),
+                                   allocate,
+                                   release,
+                                   info,
+                                   range,
+                                   holds,
+                                   drop_micro_batch,
+                                   want_launch,
+                                   nullptr,
+                                   nullptr,
+                                   nullptr,
+                                   nullptr,
+                                   nullptr};
 
 }  // namespace
 

@@ -59,6 +59,8 @@ TEST(sharing_environment, passes_on_what_was_asked_for_and_nothing_else) {
   asked.backend = "cuda";
   asked.device = 2;
   asked.name = "digits";
+  asked.priority = "high";
+  asked.min_memory = "25%";
   auto const env = sharing_environment({}, installed, asked, {"/run/sluice", "cuda"});
   EXPECT_EQ(env.get("SLUICE_POOL_BYTES"), "4294967296");
   EXPECT_EQ(env.get("SLUICE_HOST_COPY_BYTES"), "1073741824");
@@ -67,17 +69,24 @@ TEST(sharing_environment, passes_on_what_was_asked_for_and_nothing_else) {
   EXPECT_EQ(env.get("SLUICE_BACKEND"), "cuda");
   EXPECT_EQ(env.get("SLUICE_DEVICE"), "2");
   EXPECT_EQ(env.get("SLUICE_NAME"), "digits");
+  EXPECT_EQ(env.get("SLUICE_PRIORITY"), "high");
+  EXPECT_EQ(env.get("SLUICE_MIN_MEMORY"), "25%");
   EXPECT_EQ(env.get("SLUICE_ROLE"), std::nullopt);
   asked.role = "engine";
   auto const engine = sharing_environment({}, installed, asked, {"/run/sluice", "cuda"});
   EXPECT_EQ(engine.get("SLUICE_ROLE"), "engine");
+  auto const beside = sharing_environment(env, installed, asked, {"/run/sluice", "cuda"});
+  for (auto const* name : {"SLUICE_PRIORITY", "SLUICE_MIN_MEMORY"}) {
+    EXPECT_EQ(beside.get(name), std::nullopt) << "only jobs have a " << name;
+  }
   // What an engine starts by itself with `sluice run` is a job.
   EXPECT_EQ(sharing_environment(engine, installed, {}, {"/run/sluice", "cuda"}).get("SLUICE_ROLE"),
             std::nullopt);
   auto const silent = sharing_environment({}, installed, {}, {"/run/sluice", "cuda"});
   for (auto const* name :
        {"SLUICE_POOL_BYTES", "SLUICE_HOST_COPY_BYTES", "SLUICE_HOST_COPY_DISK_BYTES",
-        "SLUICE_HOST_COPY_DISK_PATH", "SLUICE_BACKEND", "SLUICE_DEVICE", "SLUICE_NAME"}) {
+        "SLUICE_HOST_COPY_DISK_PATH", "SLUICE_BACKEND", "SLUICE_DEVICE", "SLUICE_NAME",
+        "SLUICE_PRIORITY", "SLUICE_MIN_MEMORY"}) {
     EXPECT_EQ(silent.get(name), std::nullopt) << name;
   }
 }
@@ -142,10 +151,25 @@ TEST(complete, what_is_asked_for_comes_before_what_the_environment_says) {
   EXPECT_EQ(from_options.pool_bytes, 2_MiB);
 }
 
+TEST(complete, a_job_with_a_minimum_is_not_run_outside_of_the_pool) {
+  EXPECT_FALSE(complete({}, environment{{"SLUICE_PRIORITY=low"}}).require_pool);
+  EXPECT_FALSE(complete({}, environment{{"SLUICE_MIN_MEMORY=0"}}).require_pool);
+  EXPECT_TRUE(complete({}, environment{{"SLUICE_MIN_MEMORY=10%"}}).require_pool);
+  run_options asked;
+  asked.min_memory = "1048576";
+  asked.priority = "high";
+  auto const completed =
+      complete(asked, environment{{"SLUICE_MIN_MEMORY=0", "SLUICE_PRIORITY=low"}});
+  EXPECT_TRUE(completed.require_pool);
+  EXPECT_EQ(completed.min_memory, "1048576");
+  EXPECT_EQ(completed.priority, "high");
+}
+
 TEST(complete, a_variable_with_an_impossible_value_is_named) {
   for (auto const* entry :
        {"SLUICE_BACKEND=gpu", "SLUICE_DEVICE=-1", "SLUICE_DEVICE=one", "SLUICE_POOL_BYTES=4GiB",
-        "SLUICE_POOL_BYTES=-5", "SLUICE_COLLECTIVES=nccl"}) {
+        "SLUICE_POOL_BYTES=-5", "SLUICE_COLLECTIVES=nccl", "SLUICE_PRIORITY=urgent",
+        "SLUICE_MIN_MEMORY=4GiB", "SLUICE_MIN_MEMORY=120%"}) {
     std::string const text{entry};
     try {
       (void)complete({}, environment{{text}});

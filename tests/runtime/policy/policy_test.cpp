@@ -47,7 +47,7 @@ training: {pause: on_cold_start, pause_hysteresis: 500us, min_share: 20%, run_ah
 models:
   - name: resnet
     slo: {percentile: 95, latency: 150ms, attainment: 99.9%, window: 1m}
-    warm: {mode: auto, min_idle: 2s, max_idle: 20m}
+    warm: {mode: auto, min_idle: 2s, max_idle: 20m, prewarm: false}
     on_miss_predicted: reject
     max_queue: 17
   - name: bert
@@ -92,6 +92,7 @@ scheduler: {tick: 100ms, reserve: 512MiB}
   EXPECT_EQ(read.models[0].warm.mode, warm_mode::automatic);
   EXPECT_EQ(read.models[0].warm.min_idle, 2s);
   EXPECT_EQ(read.models[0].warm.max_idle, 20min);
+  EXPECT_FALSE(read.models[0].warm.prewarm);
   EXPECT_EQ(read.models[0].on_miss_predicted, miss_action::reject);
   EXPECT_EQ(read.models[0].max_queue, 17U);
   EXPECT_DOUBLE_EQ(read.models[1].slo.percentile, 0.9);
@@ -132,6 +133,7 @@ TEST(policy, what_is_left_out_takes_its_default) {
   EXPECT_EQ(read.models.at(0).warm.mode, warm_mode::automatic);
   EXPECT_EQ(read.models.at(0).warm.min_idle, 1s);
   EXPECT_EQ(read.models.at(0).warm.max_idle, 10min);
+  EXPECT_TRUE(read.models.at(0).warm.prewarm);
   EXPECT_EQ(read.models.at(0).on_miss_predicted, miss_action::queue);
   EXPECT_EQ(read.models.at(0).max_queue, 64U);
   EXPECT_EQ(read.scheduler.tick, 250ms);
@@ -166,7 +168,8 @@ models:
     max_queue: 5
     engine: {command: [python3, server.py, "--port={port}"], ready: /health,
              routes: [/v1/chat/completions, /files/*], api: http, start: at_boot,
-             env: {HF_HOME: /srv, EMPTY: ""}, start_timeout: 3m, max_silence: 20s, max_requests: 7}
+             env: {HF_HOME: /srv, EMPTY: ""}, start_timeout: 3m, max_silence: 20s, max_requests: 7,
+             kept_connections: 0}
   - name: other
     slo: {latency: 2s}
     engine: {command: [serve, "{socket}"], routes: [/]}
@@ -184,6 +187,7 @@ models:
   EXPECT_EQ(chat.start_timeout, 3min);
   EXPECT_EQ(chat.max_silence, 20s);
   EXPECT_EQ(chat.max_requests, 7U);
+  EXPECT_EQ(chat.kept_connections, 0U);
   EXPECT_TRUE(chat.names(port_placeholder));
   EXPECT_FALSE(chat.names(socket_placeholder));
   auto const& other = *read.models[1].engine;
@@ -192,6 +196,7 @@ models:
   EXPECT_EQ(other.start_timeout, 10min);
   EXPECT_EQ(other.max_silence, 5min);
   EXPECT_EQ(other.max_requests, 1024U);
+  EXPECT_EQ(other.kept_connections, 64U);
 }
 
 /// The complaints of a policy with that engine, its keys on line 3.
@@ -223,8 +228,19 @@ TEST(policy, every_mistake_of_an_engine_has_its_place) {
            wrong_engine{"command: [x], routes: [/v2/models]", "where the server answers itself"},
            wrong_engine{"command: [x], routes: [/metrics]", "where the server answers itself"},
            wrong_engine{"command: [x], routes: [/a, /a]", "which line 3 has already"},
-           wrong_engine{"command: [x], routes: [/a], api: openai",
-                        "models[0].engine.api: is \"openai\", must be one of http"},
+           wrong_engine{"command: [x], routes: [/a], api: grpc",
+                        "models[0].engine.api: is \"grpc\", must be one of http, openai, oip"},
+           wrong_engine{"command: [x], routes: [/a], served_names: [b]",
+                        "models[0].engine.served_names: has no meaning with api http"},
+           wrong_engine{"command: [x], api: openai, served_names: [b, b]",
+                        "which line 3 has already"},
+           wrong_engine{"command: [x], api: openai, served_names: [m]",
+                        "models[0].engine.served_names[0]: is \"m\", which line 2 has already"},
+           wrong_engine{"command: [x], api: openai, served_names: [\"\"]",
+                        "must be a text of at most"},
+           wrong_engine{"command: [x], api: openai, routes: [/v1/*]",
+                        "models[0].engine.routes[0]: is \"/v1/*\", where requests are led by"},
+           wrong_engine{"command: [x], api: openai, routes: [/v1/models/x]", "give longer paths"},
            wrong_engine{"command: [x], routes: [/a], start: boot", "at_boot, on_demand"},
            wrong_engine{"command: [x], routes: [/a], memory: shared", "pool, own"},
            wrong_engine{"command: [x], routes: [/a], ready: health", "must be a path"},
@@ -237,6 +253,8 @@ TEST(policy, every_mistake_of_an_engine_has_its_place) {
            wrong_engine{"command: [\"{port}\", \"{socket}\"], routes: [/a]",
                         "an engine listens in one place"},
            wrong_engine{"command: [x], routes: [/a], max_requests: 0", "must be at least 1"},
+           wrong_engine{"command: [x], routes: [/a], kept_connections: 5000",
+                        "must be at most 4096"},
            wrong_engine{"command: [x], routes: [/a], start_timeout: 1ms", "must be at least 100ms"},
            wrong_engine{"command: [x], routes: [/a], port: 1", "is no known key"},
        }) {
@@ -244,10 +262,68 @@ TEST(policy, every_mistake_of_an_engine_has_its_place) {
   }
   EXPECT_THAT(of_engine("command: [x], routes: [/a], memory: own", ", warm: {mode: always}"),
               ElementsAre(HasSubstr("models[0].warm: has no meaning beside engine.memory own")));
+  EXPECT_THAT(
+      of_engine("command: [x], routes: [/a], memory: own, kv: pool", ", warm: {mode: always}"),
+      ElementsAre());
+  EXPECT_THAT(of_engine("command: [x], routes: [/a], env: {SLUICE_VLLM_KV: pool}"),
+              ElementsAre(HasSubstr("engine.env.SLUICE_VLLM_KV: is the server's to set")));
+  EXPECT_THAT(of_engine("command: [x], routes: [/a]", ", warm: {prewarm: true}"),
+              ElementsAre(HasSubstr("models[0].warm.prewarm: has no meaning beside engine")));
   EXPECT_THAT(of_engine("command: [x], routes: [/a]", ", warm: {mode: fixed, min_idle: 1s}"),
               ElementsAre(HasSubstr("models[0].warm.min_idle: has no meaning with mode fixed")));
+  for (std::string const key : {"ttft", "tbt"}) {
+    auto const of = [&](std::string const& engine) {
+      return complaints("version: 1\nmodels: [{name: m, slo: {latency: 1s, " + key + ": 20ms}" +
+                        engine + "}]\n");
+    };
+    auto const refused =
+        ElementsAre(HasSubstr("models[0].slo." + key + ": has no meaning but of engines with api"));
+    EXPECT_THAT(of(", engine: {command: [x], routes: [/a]}"), refused);
+    EXPECT_THAT(of(""), refused);
+    EXPECT_THAT(of(", engine: {command: [x], api: openai}"), ElementsAre());
+  }
   EXPECT_THAT(of_engine("command: [x], routes: [/a]", ", on_miss_predicted: reject"),
               ElementsAre(HasSubstr("on_miss_predicted: has no meaning beside engine")));
+}
+
+TEST(policy, engines_that_are_found_by_their_models_need_no_routes) {
+  auto const read = parse(R"(
+version: 1
+models:
+  - {name: a, slo: {latency: 1s}, engine: {command: [x], api: openai, served_names: [org/a, a:7b]}}
+  - {name: b, slo: {latency: 1s}, engine: {command: [x], api: openai, routes: [/v1/audio/*, /tokenize]}}
+  - {name: c, slo: {latency: 1s}, engine: {command: [x], routes: [/*]}}
+)",
+                          "p.yaml");
+  EXPECT_EQ(read.models[0].engine->api, engine_api::openai);
+  EXPECT_THAT(read.models[0].engine->served_names, ElementsAre("org/a", "a:7b"));
+  EXPECT_TRUE(read.models[0].engine->routes.empty());
+  EXPECT_THAT(complaints(R"(version: 1
+models:
+  - {name: a, slo: {latency: 1s}, engine: {command: [x], api: openai, served_names: [b]}}
+  - {name: b, slo: {latency: 1s}, engine: {command: [x], api: openai}}
+)"),
+              ElementsAre(HasSubstr("models[0].engine.served_names[0]: is \"b\", which line 4 has "
+                                    "already; each name leads to one engine")));
+}
+
+TEST(policy, models_of_the_open_inference_protocol_stand_below_one_path) {
+  auto const read = parse(R"(
+version: 1
+models:
+  - {name: vision, slo: {latency: 1s}, engine: {command: [x], api: oip, served_names: [resnet, vit.1]}}
+  - {name: chat, slo: {latency: 1s}, engine: {command: [x], api: openai, served_names: [resnet]}}
+)",
+                          "p.yaml");
+  EXPECT_EQ(read.models[0].engine->api, engine_api::oip);
+  EXPECT_THAT(complaints(R"(version: 1
+models:
+  - {name: a, slo: {latency: 1s}, engine: {command: [x], api: oip, served_names: [b, org/c, ..]}}
+  - {name: b, slo: {latency: 1s}}
+)"),
+              ElementsAre(HasSubstr("models[0].engine.served_names[0]: is \"b\", which line 4 has"),
+                          HasSubstr("served_names[1]: is \"org/c\", must be letters"),
+                          HasSubstr("served_names[2]: is \"..\", must be letters")));
 }
 
 /// What is said of a policy with `text` behind its model; nothing if it is right.
@@ -448,11 +524,19 @@ INSTANTIATE_TEST_SUITE_P(
                 "p.yaml:2:57: models[0].warm.max_idle: min_idle is 1s and max_idle is 10ms; "
                 "min_idle must "
                 "not be the longer one"},
-        mistake{
-            "max_idle_of_always",
-            "version: 1\nmodels: [{name: m, slo: {latency: 1s}, warm: {mode: always, max_idle: "
-            "1m}}]",
-            "p.yaml:2:71: models[0].warm.max_idle: has no meaning with mode always; remove it"}),
+        mistake{"max_idle_of_always",
+                "version: 1\nmodels: [{name: m, slo: {latency: 1s}, warm: {mode: always, max_idle: "
+                "1m}}]",
+                "p.yaml:2:71: models[0].warm.max_idle: has no meaning with mode always; remove it"},
+        mistake{"prewarm_of_always",
+                "version: 1\nmodels: [{name: m, slo: {latency: 1s}, warm: {mode: always, prewarm: "
+                "true}}]",
+                "p.yaml:2:70: models[0].warm.prewarm: has no meaning with mode always; remove it"},
+        mistake{"prewarm_of_fixed",
+                "version: 1\nmodels: [{name: m, slo: {latency: 1s}, warm: {mode: fixed, prewarm: "
+                "false}}]",
+                "p.yaml:2:69: models[0].warm.prewarm: has no meaning with mode fixed; mode auto "
+                "has it"}),
     about);
 
 INSTANTIATE_TEST_SUITE_P(

@@ -207,7 +207,7 @@ class coded_endpoint : public testing::Test {
 };
 
 TEST_F(coded_endpoint, bodies_come_and_go_compressed) {
-  for_each_kind({1, 1000, 100'000}, [&](std::size_t values, sum_request const& request) {
+  for_each_kind({1, 1000, 30'000}, [&](std::size_t values, sum_request const& request) {
     for (std::string const wanted : {"", "gzip", "deflate", "identity", "br;q=1, gzip;q=0.1"}) {
       auto const response =
           once(request, wanted.empty() ? "" : "Accept-Encoding: " + wanted + "\r\n");

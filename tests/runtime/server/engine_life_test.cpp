@@ -71,10 +71,12 @@ TEST(engine_life, an_engine_whose_keeper_there_is_not_refuses_with_the_reason) {
   options.keeper = "/no/such/keeper";
   options.runtime_folder = testing::TempDir();
   engine_host host{options};
+  host.start();
   auto const which = host.find("/v1/x");
-  ASSERT_EQ(which, 0U);
+  ASSERT_EQ(which, engine_route{});
   std::promise<engine_admission> admitted;
-  (void)host.enter(*which, [&](engine_admission how) { admitted.set_value(std::move(how)); });
+  (void)host.enter(which->engine,
+                   [&](engine_admission how) { admitted.set_value(std::move(how)); });
   auto const how = admitted.get_future().get();
   auto const* const failure = std::get_if<error>(&how);
   ASSERT_NE(failure, nullptr);
@@ -86,8 +88,9 @@ TEST(engine_life, an_engine_whose_keeper_there_is_not_refuses_with_the_reason) {
   EXPECT_EQ(host.faults().size(), 1U);
   host.drain();
   std::promise<engine_admission> late;
-  EXPECT_EQ(host.enter(*which, [&](engine_admission given) { late.set_value(std::move(given)); }),
-            0U);
+  EXPECT_EQ(
+      host.enter(which->engine, [&](engine_admission given) { late.set_value(std::move(given)); }),
+      0U);
   auto const refused = late.get_future().get();
   EXPECT_STREQ(std::get<error>(refused).what(), "the server is shutting down");
 }

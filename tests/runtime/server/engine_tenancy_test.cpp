@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <filesystem>
 #include <fstream>
 #include <optional>
@@ -71,7 +72,7 @@ TEST(engine_tenancy, members_are_the_engines_in_the_pool_that_descend_from_its_k
   auto const status =
       pool({client(0, self), client(1, self, {{"kind", "training"}}),
             client(2, self, {{"state", "gone"}}), client(3, self, {{"pid_namespace", 4026531836}}),
-            client(4, parent), client(5, self)});
+            client(4, parent), client(5, self, {{"worked_us", 2500.0}})});
   auto const share = share_of(status, self);
   ASSERT_EQ(share.members.size(), 2U);
   EXPECT_EQ(share.members[0].slot, 0U);
@@ -79,6 +80,7 @@ TEST(engine_tenancy, members_are_the_engines_in_the_pool_that_descend_from_its_k
   EXPECT_EQ(share.members[1].pool_id, 42U);
   EXPECT_EQ(share.resident_bytes(), 200U);
   EXPECT_EQ(share.parks(), 4U);
+  EXPECT_EQ(share.worked(), std::chrono::microseconds{2500}) << "the other says nothing of it";
   EXPECT_THAT(share.pool_text, HasSubstr("training holds 1 KiB"));
   EXPECT_TRUE(share_of(status, -1).members.empty());
 }
@@ -120,6 +122,44 @@ TEST(engine_tenancy, who_is_held_is_not_ordered_to_go_again_and_who_is_not_is_no
   EXPECT_THAT(of.orders, ElementsAre("wake 1", "wake 2"));
 }
 
+TEST(engine_tenancy, a_kv_cache_goes_before_what_computes_with_it) {
+  auto const pid = ::getpid();
+  json const cache{{"elastic", {{"used_bytes", 30}}}};
+  auto const look = [&](json const& of_cache, json const& of_rest) {
+    auto first = cache;
+    first.update(of_cache, true);
+    return share_of(pool({client(0, pid, of_rest), client(1, pid, first)}), pid);
+  };
+  broker of;
+  of.tenancy().park(look(json::object(), json::object()));
+  EXPECT_THAT(std::exchange(of.orders, {}), ElementsAre("park 1"));
+  auto const going = look(held(false, 0), json::object());
+  EXPECT_FALSE(going.awaits_order());
+  of.tenancy().park(going);
+  EXPECT_THAT(of.orders, ElementsAre());
+  auto const gone = look(held(true, 10), json::object());
+  EXPECT_TRUE(gone.awaits_order());
+  EXPECT_FALSE(gone.is_away());
+  of.tenancy().park(gone);
+  EXPECT_THAT(std::exchange(of.orders, {}), ElementsAre("park 0"));
+  auto const away = look(held(true, 10), held(true, 10));
+  EXPECT_FALSE(away.awaits_order());
+  EXPECT_TRUE(away.is_away());
+  of.tenancy().wake(away);
+  EXPECT_THAT(of.orders, ElementsAre("wake 0", "wake 1"));
+}
+
+TEST(engine_tenancy, what_a_kv_cache_holds_is_told_apart) {
+  auto const pid = ::getpid();
+  auto const share =
+      share_of(pool({client(0, pid), client(1, pid, {{"elastic", {{"used_bytes", 30}}}})}), pid);
+  ASSERT_TRUE(share.kv());
+  EXPECT_EQ(share.kv()->bytes, 100U);
+  EXPECT_EQ(share.kv()->used_bytes, 30U);
+  EXPECT_EQ(share.resident_bytes(), 200U);
+  EXPECT_FALSE(share_of(pool(json::array({client(0, pid, {{"elastic", nullptr}})})), pid).kv());
+}
+
 TEST(engine_tenancy,
      who_has_been_woken_already_is_no_failure_and_why_one_cannot_be_parked_is_told) {
   auto const pid = ::getpid();
@@ -132,6 +172,35 @@ TEST(engine_tenancy,
   EXPECT_THROW(of.tenancy().park(share), error);
 }
 
+TEST(engine_tenancy, only_those_are_told_to_rest_or_to_answer_of_whom_the_pool_knows_otherwise) {
+  auto const pid = ::getpid();
+  auto const share = share_of(pool({client(0, pid, {{"in_use", true}}), client(1, pid)}), pid);
+  EXPECT_FALSE(share.is_noted(true));
+  EXPECT_FALSE(share.is_noted(false));
+  broker of;
+  of.tenancy().note(share, true);
+  EXPECT_THAT(std::exchange(of.orders, {}), ElementsAre("use 1"));
+  of.tenancy().note(share, false);
+  EXPECT_THAT(of.orders, ElementsAre("use 0"));
+  of.failure.emplace(error_kind::not_found, "it has ended");
+  EXPECT_NO_THROW(of.tenancy().note(share, true));
+}
+
+TEST(engine_tenancy, several_are_looked_at_by_one_question) {
+  auto const pid = ::getpid();
+  int questions = 0;
+  engine_tenancy::access access;
+  access.look = [&] {
+    ++questions;
+    return pool({client(0, pid), client(1, pid)});
+  };
+  auto const seen = engine_tenancy{access}.look(std::vector<pid_t>{pid, -1, pid});
+  EXPECT_EQ(questions, 1);
+  ASSERT_EQ(seen.size(), 3U);
+  EXPECT_EQ(seen[0].members.size(), 2U);
+  EXPECT_TRUE(seen[1].members.empty());
+}
+
 TEST(engine_tenancy, its_environment_has_it_join_as_an_engine_and_not_past_the_pool) {
   auto const file = std::filesystem::path{testing::TempDir()} / "library.so";
   (void)std::ofstream{file};
@@ -141,6 +210,7 @@ TEST(engine_tenancy, its_environment_has_it_join_as_an_engine_and_not_past_the_p
   access.device = 3;
   policy::model_policy chat;
   chat.name = "chat";
+  chat.engine.emplace();
   auto const made = engine_tenancy{access}.environment_of(
       chat, launcher::environment{{"A=b", "SLUICE_NAME=outer"}});
   EXPECT_EQ(made.get("SLUICE_RUN"), "1");
@@ -159,6 +229,35 @@ TEST(engine_tenancy, its_environment_has_it_join_as_an_engine_and_not_past_the_p
     ADD_FAILURE() << "it would take its memory past the pool";
   } catch (error const& why) {
     EXPECT_EQ(why.kind(), error_kind::invalid_argument);
+  }
+}
+
+TEST(engine_tenancy, its_kv_cache_may_be_the_pools_with_its_other_memory_and_without) {
+  auto const file = std::filesystem::path{testing::TempDir()} / "library.so";
+  (void)std::ofstream{file};
+  engine_tenancy::access access;
+  access.installed.runtime_library = file;
+  access.pool = {"/run/sluice", "host"};
+  policy::model_policy chat;
+  chat.name = "chat";
+  chat.engine.emplace().kv = policy::engine_cache::pool;
+  auto const both = engine_tenancy{access}.environment_of(chat, {});
+  EXPECT_EQ(both.get("SLUICE_VLLM_KV"), "pool");
+  EXPECT_EQ(both.get("SLUICE_ROLE"), "engine");
+  chat.engine->memory = policy::engine_memory::own;
+  auto const alone = engine_tenancy{access}.environment_of(chat, {});
+  EXPECT_EQ(alone.get("SLUICE_VLLM_KV"), "pool");
+  EXPECT_EQ(alone.get("SLUICE_NAME"), "chat");
+  EXPECT_EQ(alone.get("SLUICE_RUNTIME_DIR"), "/run/sluice");
+  EXPECT_EQ(alone.get("SLUICE_RUNTIME_LIBRARY"), file.string());
+  EXPECT_FALSE(alone.get("SLUICE_RUN"));
+  access.pool.backend = "cuda";
+  try {
+    (void)engine_tenancy{access}.environment_of(chat, {});
+    ADD_FAILURE() << "only the host's pool can be had by the chunk";
+  } catch (error const& why) {
+    EXPECT_EQ(why.kind(), error_kind::unsupported);
+    EXPECT_THAT(why.what(), HasSubstr("this pool's is cuda. Remove kv"));
   }
 }
 

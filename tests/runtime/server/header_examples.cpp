@@ -17,9 +17,15 @@
 #include "runtime/server/http/json_list.hpp"
 #include "runtime/server/http/json_number.hpp"
 #include "runtime/server/http/list_nesting.hpp"
+#include "runtime/server/http/model_search.hpp"
+#include "runtime/server/http/named_body.hpp"
 #include "runtime/server/http/oip_codec.hpp"
+#include "runtime/server/http/openai_form.hpp"
+#include "runtime/server/http/passing_body.hpp"
 #include "runtime/server/http/raw_tail.hpp"
 #include "runtime/server/http/routes.hpp"
+#include "runtime/server/http/tcp_progress.hpp"
+#include "runtime/server/http/token_events.hpp"
 #include "runtime/server/http/triton_settings.hpp"
 #include "runtime/server/inference/datatypes.hpp"
 #include "runtime/server/inference/tensor_bytes.hpp"
@@ -98,6 +104,38 @@ void of_list_nesting() {
   list.problem();
 }
 
+void of_model_search(model_search::head_parser&& parser, boost::beast::flat_buffer& buffer) {
+  model_search search{std::move(parser)};
+  search.take(buffer);
+  search.model();
+}
+
+void of_named_body() {
+  named_body body;
+  body.take(R"({"messages": [{"model": "x"}], "mod)");
+  body.model();
+  body.take(R"(el": "chat"})");
+  body.model();
+  body.finish();
+}
+
+void of_openai_form() {
+  openai_resource_of("/v1/models/org%2Fname");
+  openai_failure(400, "…", {.param = "model"});
+}
+
+void of_passing_body(relay::request_parser& parser, boost::beast::flat_buffer& buffer,
+                     boost::system::error_code& failure, std::string& to, std::size_t enough) {
+  take_pieces(parser, buffer, failure,
+              [&](std::string const& piece) { return to.append(piece).size() < enough; });
+}
+
+void of_token_events() {
+  token_events events;
+  events.take("data: {\"choices\": [{\"delta\": {\"content\": \"\"}}]}\n\n");
+  events.take("data: {\"choices\": [{\"delta\": {\"content\": \"He\"}}]}\n\ndata: {");
+}
+
 void of_oip_codec(std::string_view body, inference_service const& service,
                   infer_response const& response) {
   auto request = decode_infer_request(body, service.metadata("add", ""));
@@ -122,6 +160,11 @@ void of_routes() {
   found->what;
   found->model;
   found->version;
+}
+
+void of_tcp_progress(int socket) {
+  auto const before = acknowledged_bytes(socket);
+  acknowledged_bytes(socket) == before;
 }
 
 void of_triton_settings() {

@@ -1,8 +1,13 @@
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
+#include <cstdlib>
 #include <fstream>
+#include <future>
 #include <thread>
 
 #include "scheduler/admission.hpp"
@@ -404,6 +409,84 @@ TEST_F(a_remote_executor, fails_what_waits_when_it_is_stopped_in_a_hang) {
   auto const got = answers_.wait_for(late + 1);
   ASSERT_EQ(got.size(), late + 1);
   EXPECT_EQ(failure_of(got.back().second), error_kind::unavailable);
+}
+
+/// A process that waits for the test, where a busy machine would let it wait.
+class a_slow_process : public a_remote_executor {
+ protected:
+  a_slow_process() {
+    std::string name = ::testing::TempDir() + "sluice-slow-XXXXXX";
+    folder_ = ::mkdtemp(name.data());
+    pipe_ = folder_ / "pipe";
+    EXPECT_EQ(::mkfifo(pipe_.c_str(), 0600), 0);
+  }
+  ~a_slow_process() override { std::filesystem::remove_all(folder_); }
+  a_slow_process(a_slow_process const&) = delete;
+  a_slow_process& operator=(a_slow_process const&) = delete;
+  a_slow_process(a_slow_process&&) = delete;
+  a_slow_process& operator=(a_slow_process&&) = delete;
+
+  void wait_at(char const* place) { options_.first.settings[place] = pipe_.string(); }
+  void await_that_it_waits() const {
+    while (!std::filesystem::exists(pipe_.string() + ".waits")) {
+      std::this_thread::yield();
+    }
+  }
+  /// Once it waits there. False where it has ended without.
+  [[nodiscard]] bool let_go_before(std::future<bool> const& end) const {
+    for (;;) {
+      bool const has_ended = end.wait_for(1ms) == std::future_status::ready;
+      if (int const opened = ::open(pipe_.c_str(), O_WRONLY | O_NONBLOCK | O_CLOEXEC);
+          opened >= 0) {
+        std::filesystem::remove(pipe_);  // who comes to it later does not wait any more
+        ::close(opened);
+        return true;
+      }
+      if (has_ended) {
+        return false;
+      }
+    }
+  }
+  [[nodiscard]] std::future<bool> stop(std::chrono::milliseconds grace) {
+    return std::async(std::launch::async, [this, grace] { return executor_->stop(grace); });
+  }
+
+ private:
+  std::filesystem::path folder_, pipe_;
+};
+
+TEST_F(a_slow_process, that_computes_nothing_may_take_longer_to_end_than_a_computation) {
+  options_.end_limit = patience;
+  wait_at("ends_after");
+  start();
+  EXPECT_EQ(sum_of(ask(sum, 3)), 13);
+  auto ended = stop(0ms);
+  EXPECT_TRUE(let_go_before(ended));
+  EXPECT_TRUE(ended.get());
+}
+
+TEST_F(a_slow_process, is_killed_where_it_does_not_end_at_all) {
+  options_.end_limit = 100ms;
+  wait_at("ends_after");
+  start();
+  EXPECT_FALSE(executor_->stop(0ms));
+}
+
+TEST_F(a_slow_process, whose_threads_are_not_set_up_yet_computes_nothing) {
+  options_.end_limit = patience;
+  wait_at("prepares_until");
+  start();
+  await_that_it_waits();
+  auto ended = stop(patience);
+  EXPECT_EQ(ended.wait_for(1s), std::future_status::timeout);
+  EXPECT_TRUE(let_go_before(ended));
+  EXPECT_TRUE(ended.get());
+}
+
+TEST_F(a_remote_executor, that_only_starts_is_not_waited_for) {
+  options_ = options_for("hold");
+  executor_.emplace(options_);
+  EXPECT_TRUE(executor_->stop(patience)) << "nothing is lost with it";
 }
 
 TEST_F(a_remote_executor, that_cannot_start_says_why) {

@@ -1,10 +1,15 @@
 // An executor of a test: a real session and a real host, over a pool of this process's own memory.
 
+#include <fcntl.h>
+#include <pthread.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
+#include <string_view>
 
 #include "runtime/server/executor/end_report.hpp"
 #include "runtime/server/executor/executor_session.hpp"
@@ -70,6 +75,21 @@ nlohmann::json unservable_of(executor_orders const& orders) {
   return found;
 }
 
+/// Until the test has opened the pipe of that name, where its settings have one: the process is slow, as on a busy machine.
+void await_pipe(executor_orders const& orders, char const* name) {
+  if (auto const pipe = orders.settings.value(name, std::string{}); !pipe.empty()) {
+    std::ofstream{pipe + ".waits"};
+    ::close(::open(pipe.c_str(), O_RDONLY | O_CLOEXEC));
+  }
+}
+
+/// And not the host's own, which names itself first.
+bool is_thread_of_session() {
+  std::array<char, 16> name{};
+  ::pthread_getname_np(::pthread_self(), name.data(), name.size());
+  return std::string_view{name.data()} != "sluice-executor";
+}
+
 }  // namespace
 }  // namespace sluice::server::testing
 
@@ -114,16 +134,27 @@ int main(int argc, char** argv) {
     host_options options;
     options.computing_threads = orders.settings.value("computing_threads", 0U);
     options.board = orders.board;
+    options.callers_compute = orders.settings.contains("prepares_until");
+    options.thread_start = [&orders] {
+      if (is_thread_of_session()) {
+        await_pipe(orders, "prepares_until");
+      }
+    };
     options.device_failed = [](sluice::error const& /*why*/) { ::_exit(exit_code_of_mischief); };
     model_host host{std::move(options), std::make_shared<heap_pool>(8), std::move(models)};
+    bool is_free = true;
     if (host.warm_up([&session] { return session.end_wanted(); })) {
-      (void)session.serve(host, orders.settings.value("spare", nlohmann::json::object()),
-                          unservable_of(orders), [&](executor_orders const& now) {
-                            change(host, wanted, now);
-                            return unservable_of(now);
-                          });
+      is_free = session.serve(host, orders.settings.value("spare", nlohmann::json::object()),
+                              unservable_of(orders), [&](executor_orders const& now) {
+                                change(host, wanted, now);
+                                return unservable_of(now);
+                              });
     }
-    return host.stop(std::chrono::milliseconds{0}) ? EXIT_SUCCESS : EXIT_FAILURE;
+    await_pipe(orders, "ends_after");
+    if (host.stop(std::chrono::milliseconds{0}) && is_free) {
+      return EXIT_SUCCESS;
+    }
+    ::_exit(EXIT_FAILURE);
   } catch (sluice::error const& failure) {
     session.fail(failure);
     return EXIT_FAILURE;

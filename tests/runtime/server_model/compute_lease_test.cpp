@@ -114,6 +114,24 @@ TEST_F(a_lease, announces_when_the_next_launch_is_expected) {
   EXPECT_EQ(pool_->announcements(), 102) << "what works is claimed already";
 }
 
+TEST_F(a_lease, expects_an_engine_by_what_engines_have_taken) {
+  for (int i = 0; i < 100; ++i) {
+    go_to(i * 100ms);
+    lease_.announce(compute_lease::worker::engines);
+    go_to(i * 100ms + 8ms);
+    lease_.begins(compute_lease::worker::engines);
+    go_to(i * 100ms + 9ms);
+    lease_.drained(true, compute_lease::worker::engines);
+  }
+  go_to(20s);
+  lease_.announce(compute_lease::worker::engines);
+  EXPECT_NEAR(static_cast<double>(pool_->announced_within().count()), 12e6, 1e5);
+  EXPECT_EQ(lease_.counts().announced, 101U);
+  go_to(21s);
+  lease_.announce();
+  EXPECT_EQ(pool_->announced_within(), 750us) << "a model is expected as before";
+}
+
 TEST_F(a_lease, counts_work_with_the_short_gaps_in_it) {
   burst(0us, 1000us);
   burst(1100us, 2000us);
@@ -173,6 +191,21 @@ TEST_F(a_lease, says_who_attends_that_it_has_to_be_sooner) {
   EXPECT_EQ(lease_.attended_by(start + 10s), start + 10s);
   EXPECT_TRUE(lease_.begins_here());
   EXPECT_FALSE(lease_.begins_here()) << "nothing new has begun";
+}
+
+TEST_F(a_lease, lasts_as_long_as_models_or_engines_work) {
+  using worker = compute_lease::worker;
+  lease_.begins(worker::engines);
+  go_to(1ms);
+  lease_.begins();
+  go_to(2ms);
+  lease_.drained(true, worker::engines);
+  EXPECT_EQ(pool_->claimed_until(), start + 800ms) << "a model works";
+  lease_.drained(true, worker::engines);
+  lease_.drained(true);
+  EXPECT_EQ(pool_->claimed_until(), start + 2ms + compute_lease::change_on_gpu);
+  EXPECT_EQ(lease_.counts().pauses, 1U);
+  EXPECT_EQ(lease_.counts().busy, 2ms);
 }
 
 // Under ThreadSanitizer as well.

@@ -10,6 +10,8 @@
 #include "memhandover/broker/runtime_folder.hpp"
 #include "memhandover/client/serving_pool.hpp"
 #include "runtime/policy/policy.hpp"
+#include "runtime/server/experience/experience_file.hpp"
+#include "runtime/server/experience/experience_text.hpp"
 #include "runtime/server/hosting/absent_model.hpp"
 #include "runtime/server/hosting/activation_memory.hpp"
 #include "runtime/server/hosting/batch_choice.hpp"
@@ -62,6 +64,23 @@ void of_compute_pause(std::shared_ptr<serving_pool> const& pool,
   pause.attend();
   pause.release();
   pause.release_at(soon);
+}
+
+void of_experience_text(experiences const& all) {
+  auto const text = text_of(all);
+  read_experiences(text).models;
+}
+
+void of_experience_file(std::string const& stands_for, scheduler::model_controller& controller,
+                        experience_file::clock::time_point now,
+                        std::vector<model_experience> const& all) {
+  experience_file left{"/run/user/1000/sluice/models-0.experience"};
+  if (auto const found = left.find("resnet/1", stands_for)) {
+    controller.recall(found->learnt, found->age, now);
+  }
+  if (left.is_due(now)) {
+    left.keep(all);
+  }
 }
 
 void of_image_file(std::vector<std::byte> const& bytes, std::byte* destination) {

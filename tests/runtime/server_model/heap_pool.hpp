@@ -10,12 +10,14 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <new>
 #include <numeric>
 #include <optional>
+#include <stop_token>
 #include <string>
 #include <utility>
 #include <vector>
@@ -79,6 +81,19 @@ class heap_pool final : public memhandover::serving_pool,
     return {std::shared_ptr<std::byte>{data, std::move(give_back)}, data, wanted * chunk};
   }
 
+  void watch_engines(std::function<void(bool, bool)> hears) override {
+    std::lock_guard const lock{mutex_};
+    engines_heard_by_ = std::move(hears);
+  }
+  /// As an engine's work would.
+  void engine_works(bool works, bool waited = true) {
+    auto const hears = [this] {
+      std::lock_guard const lock{mutex_};
+      return engines_heard_by_;
+    }();
+    hears(works, waited);
+  }
+
   [[nodiscard]] std::vector<std::uint32_t> free_chunks() const override {
     std::lock_guard const lock{mutex_};
     std::vector<std::uint32_t> result;
@@ -107,10 +122,13 @@ class heap_pool final : public memhandover::serving_pool,
   }
 
   [[nodiscard]] std::vector<std::uint32_t> acquire_chunks(
-      std::uint32_t wanted, std::chrono::steady_clock::time_point /*deadline*/,
-      memhandover::handover_report* report, foresight const& meanwhile = {}) override {
+      std::uint32_t wanted, memhandover::urgency const& how, memhandover::handover_report* report,
+      foresight const& meanwhile = {}) override {
     if (meanwhile) {
       meanwhile(foresee(wanted));
+    }
+    if (how.is_spare) {
+      check_spare(wanted, how.called_off);
     }
     std::lock_guard const lock{mutex_};
     fail_if_due();
@@ -253,6 +271,21 @@ class heap_pool final : public memhandover::serving_pool,
     owed_.reset();
     return true;
   }
+  /// So many chunks of training's are had by parking it alone.
+  void park_for(std::uint32_t chunks) {
+    std::lock_guard const lock{mutex_};
+    parkable_ = chunks;
+  }
+  /// Training does not answer who asks for memory that nobody waits for.
+  void ignore_spare() {
+    std::lock_guard const lock{mutex_};
+    ignores_spare_ = true;
+  }
+  /// How often such memory was asked for.
+  [[nodiscard]] bool wait_for_spare(int times) {
+    std::unique_lock lock{mutex_};
+    return changed_.wait_for(lock, patience, [&] { return spare_ >= times; });
+  }
   /// So many chunks of training's are kept from whoever demands them.
   void keep(std::uint32_t chunks) {
     std::lock_guard const lock{mutex_};
@@ -367,6 +400,25 @@ class heap_pool final : public memhandover::serving_pool,
     auto const free = count(owner::nobody);
     return is_due() ? free - std::min(free, owed_->missing_bytes / chunk) : free;
   }
+  /// As `urgency` says.
+  void check_spare(std::uint32_t wanted, std::stop_token const& called_off) {
+    std::stop_callback const wakes{called_off, [this] {
+                                     { std::lock_guard const held{mutex_}; }
+                                     changed_.notify_all();
+                                   }};
+    std::unique_lock lock{mutex_};
+    ++spare_;
+    changed_.notify_all();
+    auto const of_training =
+        count(owner::training) - std::min<std::uint64_t>(count(owner::training), kept_ + parkable_);
+    if (owed_ || available() + of_training < wanted) {
+      throw error{error_kind::out_of_memory, "nobody is parked for it"};
+    }
+    changed_.wait(lock, [&] { return !ignores_spare_ || called_off.stop_requested(); });
+    if (called_off.stop_requested()) {
+      throw error{error_kind::cancelled, "others want memory"};
+    }
+  }
   void fail_if_due() {
     if (calls_left_ > 0 && --calls_left_ == 0) {
       throw std::bad_alloc{};
@@ -409,6 +461,7 @@ class heap_pool final : public memhandover::serving_pool,
   std::byte* whole_ = nullptr;
   mutable std::mutex mutex_;  // guards what follows
   std::condition_variable changed_;
+  std::function<void(bool, bool)> engines_heard_by_;
   std::vector<owner> owners_;
   std::map<std::uint32_t, std::string> notes_;
   std::vector<use> uses_;
@@ -427,6 +480,9 @@ class heap_pool final : public memhandover::serving_pool,
   int wrongly_given_back_ = 0;
   bool foresees_wrongly_ = false;
   std::uint32_t kept_ = 0;
+  std::uint32_t parkable_ = 0;
+  bool ignores_spare_ = false;
+  int spare_ = 0;
   std::optional<memhandover::owed_memory> owed_;  // `missing_bytes`: all that it needs
   std::optional<error_kind> failure_;
   bool short_ = false;  // the last acquisition failed for want of memory: nothing is free

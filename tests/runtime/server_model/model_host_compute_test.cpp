@@ -72,10 +72,29 @@ TEST_F(a_host, leaves_claims_to_whoever_sees_launches) {
   EXPECT_EQ(claimed->announcements(), 0) << "the model was cold";
   EXPECT_EQ(sum_of(ask(0, 1)), 11);
   EXPECT_EQ(claimed->announcements(), 1);
+  host_->announce_engine();
+  EXPECT_EQ(claimed->announcements(), 2);
+  EXPECT_EQ(host_->snapshot().pauses.announced, 2U);
   options_.lease->begins();
   EXPECT_EQ(host_->snapshot().pauses.pauses, 1U);
   options_.lease->drained(true);
   EXPECT_TRUE(claimed->wait_for_claims(0)) << "the host ends what is over";
+}
+
+TEST_F(a_host, holds_compute_for_engines_as_for_models) {
+  auto& control = add(5);
+  start(8);
+  pool_->engine_works(true);
+  EXPECT_EQ(pool_->claims(), 1);
+  EXPECT_EQ(sum_of(ask(0, 1)), 11);
+  EXPECT_EQ(pool_->claims(), 1) << "the engine works still";
+  control.close();
+  send(0, 1);
+  ASSERT_TRUE(control.wait_for_runs(2));
+  pool_->engine_works(false);
+  EXPECT_EQ(pool_->claims(), 1) << "a request runs";
+  control.open();
+  EXPECT_TRUE(pool_->wait_for_claims(0));
 }
 
 TEST_F(a_host, holds_compute_for_cold_starts_only_if_told_so) {

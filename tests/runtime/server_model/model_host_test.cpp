@@ -267,6 +267,35 @@ TEST_F(a_host, evicts_the_longest_idle_model_when_memory_is_short) {
   EXPECT_EQ(host_->state(2), model_state::warm);
 }
 
+TEST_F(a_host, evicts_the_model_whose_absence_costs_least) {
+  add(5);
+  add(6);
+  add(7);
+  start(4);
+  for (int i = 0; i < 40; ++i) {
+    ASSERT_EQ(sum_of(ask(0, 1)), 11);
+  }
+  ASSERT_EQ(sum_of(ask(1, 1)), 13);
+  ASSERT_EQ(sum_of(ask(2, 1)), 15);
+  EXPECT_EQ(host_->state(0), model_state::warm) << "it is the longest idle, and asked for the most";
+  EXPECT_EQ(host_->state(1), model_state::cold);
+}
+
+TEST_F(a_host, evicts_one_large_model_where_several_small_ones_would_have_to_go) {
+  add(5, scheduler::seconds{1e6}, heap_pool::chunk);
+  add(6, scheduler::seconds{1e6}, heap_pool::chunk);
+  add(7, scheduler::seconds{1e6}, 3 * heap_pool::chunk);
+  add(8, scheduler::seconds{1e6}, 3 * heap_pool::chunk);
+  start(5);
+  for (std::size_t model = 0; model < 3; ++model) {
+    ASSERT_GT(sum_of(ask(model, 1)), 0);
+  }
+  ASSERT_GT(sum_of(ask(3, 1)), 0);
+  EXPECT_EQ(host_->state(0), model_state::warm);
+  EXPECT_EQ(host_->state(1), model_state::warm);
+  EXPECT_EQ(host_->state(2), model_state::cold);
+}
+
 TEST_F(a_host, puts_small_models_into_one_chunk_and_computes_each_out_of_its_own_part) {
   add(5, scheduler::seconds{1e6}, 1000);
   add(7, scheduler::seconds{1e6}, 1000);
@@ -505,6 +534,33 @@ TEST_F(a_host, answers_every_request_once_from_many_threads) {
   for (auto const& count : calls) {
     EXPECT_EQ(count, 1);
   }
+}
+
+TEST_F(a_host, counts_a_request_that_is_sent_again_after_a_refusal_once) {
+  auto& model = add(5);
+  models_.back().max_queue = 1;
+  options_.tick = std::chrono::milliseconds{5};
+  start(8);
+  model.close();
+  send(0, 1, 1);
+  ASSERT_TRUE(model.wait_for_runs(1));
+  send(0, 1, 2);  // refused, as those that follow
+  send(0, 1, 2);
+  send(0, 1, 2);
+  send(0, 1, 3);
+  ASSERT_EQ(answers_.wait_for(4).size(), 4U);
+  auto const seen = [this] { return host_->snapshot().models[0].report; };
+  while (seen().arrivals < 3 || seen().observed_requests < 2) {
+    std::this_thread::yield();
+  }
+  EXPECT_EQ(seen().arrivals, 3U);
+  EXPECT_EQ(seen().observed_requests, 2U);
+  host_->note_refused(0, scheduler::retries::mark_of("3"), std::chrono::milliseconds{1});
+  host_->note_refused(0, scheduler::retries::mark_of("4"), std::chrono::milliseconds{1});
+  while (seen().arrivals < 4) {
+    std::this_thread::yield();
+  }
+  EXPECT_EQ(seen().arrivals, 4U);
 }
 
 }  // namespace

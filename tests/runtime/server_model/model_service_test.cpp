@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "memhandover/base/bytes.hpp"
+#include "runtime/server/engines/scheduling_settings.hpp"
 #include "runtime/server/server_setup.hpp"
 #include "tests/runtime/server_model/heap_pool.hpp"
 #include "tests/runtime/server_model/sum_model.hpp"
@@ -394,6 +395,22 @@ TEST(served_models, keep_their_promise_and_limits_from_the_policy) {
   EXPECT_TRUE(made.scheduling.reject_on_miss);
   EXPECT_EQ(made.queue_timeout, 2ms) << "rounded up, never to nothing";
   EXPECT_FALSE(made.always_warm);
+}
+
+TEST(served_models, are_prewarmed_where_the_policy_leaves_it_to_the_scheduler_when_they_go) {
+  auto wanted = policy_for({"a"});
+  auto const may_prewarm = [&](policy::warm_policy const& warm) {
+    wanted.models[0].warm = warm;
+    return served({entry("a", "1"), wanted.models[0]},
+                  std::make_unique<sum_model>(1_MiB, 1, std::make_shared<model_control>()), wanted,
+                  memhandover::backend_kind::host)
+        .scheduling.may_prewarm;
+  };
+  EXPECT_TRUE(may_prewarm({}));
+  EXPECT_FALSE(may_prewarm({.prewarm = false}));
+  EXPECT_FALSE(may_prewarm({.mode = policy::warm_mode::fixed}));
+  EXPECT_FALSE(may_prewarm({.mode = policy::warm_mode::always}));
+  EXPECT_FALSE(scheduling_of(wanted.models[0]).may_prewarm) << "as engines have it";
 }
 
 TEST(served_models, have_one_timeout_when_it_is_fixed_and_none_when_they_are_always_warm) {

@@ -10,6 +10,7 @@
 #include <mutex>
 #include <optional>
 #include <span>
+#include <stop_token>
 #include <string>
 #include <utility>
 #include <vector>
@@ -45,6 +46,20 @@ class model_control {
     open_ = true;
     changed_.notify_all();
   }
+  /// Loads that nobody waits for stop at their beginning until `open_loads`, or until they are called off.
+  void close_loads() {
+    std::lock_guard const lock{mutex_};
+    loads_open_ = false;
+  }
+  void open_loads() {
+    std::lock_guard const lock{mutex_};
+    loads_open_ = true;
+    changed_.notify_all();
+  }
+  [[nodiscard]] bool wait_for_spare_loads(int loads) {
+    std::unique_lock lock{mutex_};
+    return changed_.wait_for(lock, patience, [&] { return spare_loads_ >= loads; });
+  }
   void fail_load(error_kind kind) {
     std::lock_guard const lock{mutex_};
     load_failure_ = kind;
@@ -53,6 +68,11 @@ class model_control {
   void set_image_steps(int steps) {
     std::lock_guard const lock{mutex_};
     image_steps_ = steps;
+  }
+  /// What it says of its weights to other hosts; else nothing.
+  void set_fingerprint(std::string words) {
+    std::lock_guard const lock{mutex_};
+    fingerprint_ = std::move(words);
   }
   void fail_image(error_kind kind) {
     std::lock_guard const lock{mutex_};
@@ -120,6 +140,8 @@ class model_control {
   mutable std::mutex mutex_;  // guards what follows
   std::condition_variable changed_;
   bool open_ = true;
+  bool loads_open_ = true;
+  int spare_loads_ = 0;  // begun
   bool keeps_ = false;
   bool device_works_ = true;
   bool can_batch_ = false, fails_batches_ = false;
@@ -132,6 +154,7 @@ class model_control {
   int image_steps_ = 0;
   int image_steps_made_ = 0;
   std::optional<error_kind> load_failure_, image_failure_;
+  std::string fingerprint_;
 };
 
 class sum_model final : public hosted_model {
@@ -155,6 +178,11 @@ class sum_model final : public hosted_model {
     ++control_->image_steps_made_;
   }
 
+  [[nodiscard]] std::string fingerprint() const override {
+    std::lock_guard const lock{control_->mutex_};
+    return control_->fingerprint_;
+  }
+
   void load(std::span<std::byte* const> memory) override {
     std::lock_guard const lock{control_->mutex_};
     if (control_->load_failure_) {
@@ -164,6 +192,24 @@ class sum_model final : public hosted_model {
     memory_ = memory[0];
     std::memset(memory_, weight_, bytes_);
     ++control_->loads_;
+  }
+
+  void load_spare(std::span<std::byte* const> memory, std::stop_token const& called_off) override {
+    {
+      std::stop_callback const wakes{called_off, [this] {
+                                       { std::lock_guard const held{control_->mutex_}; }
+                                       control_->changed_.notify_all();
+                                     }};
+      std::unique_lock lock{control_->mutex_};
+      ++control_->spare_loads_;
+      control_->changed_.notify_all();
+      control_->changed_.wait(lock,
+                              [&] { return control_->loads_open_ || called_off.stop_requested(); });
+    }
+    if (called_off.stop_requested()) {
+      throw error{error_kind::cancelled, "it is called off"};
+    }
+    load(memory);
   }
 
   void unload() override {
@@ -251,6 +297,10 @@ class answers {
       got_.emplace_back(which, std::move(result));
       changed_.notify_all();
     };
+  }
+  void clear() {
+    std::lock_guard const lock{mutex_};
+    got_.clear();
   }
   /// The first `count` answers; fewer only if patience ended.
   [[nodiscard]] std::vector<std::pair<int, infer_result>> wait_for(std::size_t count) {

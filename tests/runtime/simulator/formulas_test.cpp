@@ -5,6 +5,7 @@
 
 #include <cmath>
 #include <functional>
+#include <memory>
 #include <vector>
 
 #include "runtime/simulator/forecasts.hpp"
@@ -190,13 +191,14 @@ TEST(simulated, several_models_on_one_device_wait_as_classes_in_turn) {
       {.arrivals_per_s = 3.0, .service = distribution::gamma(seconds{0.2}, 1.0)}};
   auto const share = [&kinds](std::size_t i) {
     auto const all = scheduler::all_of(kinds);
-    return scheduler::attainment_model{kinds[i].service,
-                                       {},
-                                       seconds{0.5},
-                                       {.by = scheduler::predicted_by::classes_in_turn,
-                                        .arrivals_per_s = all.arrivals_per_s,
-                                        .service = all.service,
-                                        .own_per_s = kinds[i].arrivals_per_s}}
+    return scheduler::attainment_model{
+        kinds[i].service,
+        {},
+        seconds{0.5},
+        {.by = scheduler::predicted_by::classes_in_turn,
+         .arrivals_per_s = all.arrivals_per_s,
+         .service = std::make_shared<distribution const>(all.service),
+         .own_per_s = kinds[i].arrivals_per_s}}
         .at(kinds[i].arrivals_per_s)
         .share_within(0.0);
   };
@@ -220,7 +222,7 @@ class chain_keeping final : public keeping {
       : timeout_s_(timeout_s),
         cold_share_(cold_share),
         random_(static_cast<unsigned>(5000 + run)) {}
-  double idle_timeout(model_number /*model*/, double /*now_s*/) override {
+  double idle_timeout(model_number /*model*/, double /*idle_since_s*/, double /*now_s*/) override {
     return random_.exponential(timeout_s_);
   }
   void on_idle_end(model_number model, std::vector<model_number>& go) override {

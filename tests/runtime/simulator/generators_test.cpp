@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "memhandover/base/error.hpp"
+#include "tests/runtime/simulator/refusal.hpp"
 
 namespace sluice::simulator {
 namespace {
@@ -54,6 +55,52 @@ TEST(a_switching_process, has_the_mean_of_its_rates_and_the_dispersion_of_its_th
 
 TEST(a_switching_process, is_in_each_state_for_its_share_of_the_time) {
   EXPECT_NEAR(rate(of("mmpp:rates=10/0,switches=0.3/0.1", 100'000.0)), 2.5, 0.1);
+}
+
+TEST(a_periodic_process, brings_a_bunch_around_each_period) {
+  auto const made = of("periodic:period=100,jitter=3,bunch=4,spread=10");
+  EXPECT_NEAR(rate(made), 4.0 / 100.0, 0.001);
+  double const phase = made.requests.front().at_s;
+  for (auto const& each : made.requests) {
+    double const from_first = std::remainder(each.at_s - phase - 5.0, 100.0) + 5.0;
+    EXPECT_GE(from_first, -6.0);
+    EXPECT_LE(from_first, 16.0);
+  }
+  EXPECT_TRUE(std::is_sorted(made.requests.begin(), made.requests.end(),
+                             [](auto const& a, auto const& b) { return a.at_s < b.at_s; }));
+}
+
+TEST(a_periodic_process, leaves_bunches_out) {
+  auto const made = of("periodic:period=10,bunch=2,missed=0.25");
+  EXPECT_NEAR(rate(made), 0.15, 0.01);
+}
+
+TEST(a_periodic_process, has_a_phase_of_its_own_for_each_model) {
+  auto const made =
+      generate("periodic:period=50", {.length_s = 500.0, .models = 3, .seed = 3}).requests;
+  std::vector<std::vector<double>> times(3);
+  for (auto const& each : made) {
+    times.at(each.model).push_back(each.at_s);
+  }
+  for (auto const& its : times) {
+    ASSERT_EQ(its.size(), 10U);
+    for (std::size_t i = 1; i < its.size(); ++i) {
+      EXPECT_NEAR(its[i] - its[i - 1], 50.0, 1e-6);
+    }
+  }
+  EXPECT_NE(times[0].front(), times[1].front());
+  EXPECT_NE(times[1].front(), times[2].front());
+}
+
+TEST(a_periodic_process, is_refused_where_it_has_no_meaning) {
+  auto const refusal = [](std::string const& text) { return refusal_of([&] { (void)of(text); }); };
+  EXPECT_THAT(refusal("periodic:jitter=1"), HasSubstr("periodic needs period="));
+  EXPECT_THAT(refusal("periodic:period=10,jitter=6,spread=4"),
+              HasSubstr("must be below the period of 10 s"));
+  EXPECT_THAT(refusal("periodic:period=10,bunch=1.5"), HasSubstr("a whole number from 1 on"));
+  EXPECT_THAT(refusal("periodic:period=10,missed=1"), HasSubstr("must be below 1"));
+  EXPECT_THAT(refusal("periodic:period=10,zipf=1"), HasSubstr("zipf of periodic"));
+  EXPECT_THAT(refusal("periodic:period=10,rate=1"), HasSubstr("has no parameter 'rate'"));
 }
 
 // Hawkes: a branching ratio of n has an asymptotic dispersion of 1/(1 − n)².
@@ -124,13 +171,8 @@ TEST(a_description, is_told_from_a_files_name) {
 }
 
 TEST(a_description, that_cannot_be_understood_is_refused_with_what_would_be_right) {
-  auto const refusal = [](std::string const& description) -> std::string {
-    try {
-      (void)of(description, 10.0);
-    } catch (error const& wrong) {
-      return wrong.what();
-    }
-    return "was taken";
+  auto const refusal = [](std::string const& description) {
+    return refusal_of([&] { (void)of(description, 10.0); });
   };
   EXPECT_THAT(refusal("uniform:rate=2"), HasSubstr("there is no process 'uniform'; there are"));
   EXPECT_THAT(refusal("poisson:"), HasSubstr("poisson needs rate= with a number"));

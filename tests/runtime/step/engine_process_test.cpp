@@ -152,6 +152,49 @@ TEST_F(engine_process_test, one_that_is_to_be_asked_is_parked_and_comes_back) {
   EXPECT_EQ(running.stop(), 0);
 }
 
+TEST_F(engine_process_test, one_that_rests_is_asked_before_one_that_answers_requests) {
+  auto busy = steady_engine(24_MiB), rests = steady_engine(12_MiB);
+  EXPECT_EQ(busy.line(), "grown");
+  EXPECT_EQ(rests.line(), "grown");
+  auto const note = [&](child const& of, bool in_use) {
+    auto const said = client(of);
+    memhandover::give_order(
+        folder_, {{"type", "use"},
+                  {"pool_id", std::stoull(status()["pool"]["id"].get<std::string>(), nullptr, 16)},
+                  {"slot", said["slot"]},
+                  {"pid", said["pid"]},
+                  {"in_use", in_use}});
+    EXPECT_EQ(client(of)["in_use"], in_use);
+  };
+  auto const serving = join_server(true);
+  note(busy, true);
+  {
+    auto const some = serving->acquire(pool_bytes - 24_MiB - 6_MiB, steady_clock::now() + 10s);
+    EXPECT_EQ(rests.line(), "parked");
+    EXPECT_EQ(bytes_of(busy), 24_MiB);
+  }
+  await_bytes(rests, 12_MiB);
+  note(busy, false);
+  auto const some = serving->acquire(pool_bytes - 24_MiB - 6_MiB, steady_clock::now() + 10s);
+  EXPECT_EQ(busy.line(), "parked");  // which has most
+  EXPECT_EQ(busy.stop(), 0);
+  EXPECT_EQ(rests.stop(), 0);
+}
+
+TEST_F(engine_process_test, what_is_no_engine_does_not_rest) {
+  auto job = trainer();
+  ASSERT_EQ(job.line(), "committed");
+  auto const said = client(job);
+  try {
+    memhandover::give_order(
+        folder_, {{"type", "use"}, {"slot", said["slot"]}, {"pid", said["pid"]}, {"in_use", true}});
+    ADD_FAILURE() << "it is noted of a job";
+  } catch (error const& why) {
+    EXPECT_EQ(why.kind(), error_kind::unsupported);
+  }
+  EXPECT_EQ(job.stop(), 0);
+}
+
 TEST_F(engine_process_test, a_stopped_engine_keeps_its_memory_and_the_demand_is_withdrawn) {
   auto running = steady_engine(24_MiB);
   EXPECT_EQ(running.line(), "grown");

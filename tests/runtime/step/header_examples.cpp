@@ -1,7 +1,9 @@
 /// The examples in the headers of runtime/step/ and of its tests, word for word: compiled, never run.
 #include <sys/types.h>
 
+#include <array>
 #include <cerrno>
+#include <chrono>
 #include <cstddef>
 #include <memory>
 #include <mutex>
@@ -11,6 +13,7 @@
 #include "memhandover/allocation/chunk_space.hpp"
 #include "memhandover/base/environment.hpp"
 #include "memhandover/broker/broker_launch.hpp"
+#include "memhandover/client/elastic_space.hpp"
 #include "memhandover/client/tenant_client.hpp"
 #include "memhandover/device/device_memory.hpp"
 #include "memhandover/ledger/chunk_history.hpp"
@@ -21,6 +24,7 @@
 #include "runtime/step/job_parking.hpp"
 #include "runtime/step/micro_batch_cycle.hpp"
 #include "runtime/step/operator_gate.hpp"
+#include "runtime/step/operator_watch.hpp"
 #include "runtime/step/rank_absence.hpp"
 #include "runtime/step/run_ahead_choice.hpp"
 #include "runtime/step/training_memory.hpp"
@@ -34,6 +38,13 @@ using memhandover::client_kind;
 using memhandover::demand;
 using memhandover::lifetime;
 using memhandover::tenant_client;
+
+void of_operator_watch(memhandover::work_report& report, operator_gate& operators) {
+  auto& watch = *new operator_watch{report, operators};
+  operators.operator_begin();
+  watch.operator_begins();
+  operators.operator_end();
+}
 
 void of_chunk_stock(chunk_stock& stock, memhandover::chunk_space& arena) {
   stock.collect();
@@ -55,17 +66,39 @@ void of_demand_answers(std::mutex& mutex, micro_batch_cycle& cycle, operator_gat
   }
 }
 
+void of_elastic_space(memhandover::broker_options const& broker) {
+  using namespace std::chrono_literals;
+  using memhandover::elastic_space;
+  using std::chrono::steady_clock;
+  elastic_space space{broker, "vllm"};
+  space.reserve(64);
+  std::array const first{0U, 1U};
+  if (space.back(first, steady_clock::now() + 1s)) {
+    space.base()[0] = std::byte{1};  // it was zero
+  }
+  space.answer(1);
+  if (space.demanded() > 1) {
+    space.give_back(std::array{1U});
+  }
+  space.refuse_rest();
+  if (space.is_ordered_away()) {
+    space.give_back(first);
+    space.rest(1);
+  }
+}
+
 void of_fork_copies(fork_copies& copies, training_spaces const& spaces) {
   copies.make(spaces);
   copies.drop();
   copies.put_in_place();
 }
 
-void of_job_parking(job_parking::parts const& parts, tenant_client& client, demand const& wanted) {
+void of_job_parking(job_parking::parts const& parts, tenant_client& client, demand const& wanted,
+                    std::span<std::uint32_t const> given) {
   auto const parking = std::make_shared<job_parking>(parts);
   client.meanwhile([parking] { return parking->advance(); });
-  parking->take(wanted, 12);  // what nothing else has given to a demand
-  parking->want();            // a launch is held
+  parking->take(wanted, 12, given);  // what nothing else has given to a demand
+  parking->want();                   // a launch is held
 }
 
 void of_micro_batch_cycle(std::mutex& mutex, micro_batch_cycle& cycle) {

@@ -60,7 +60,6 @@ def left_anywhere(rank: int, layout: str) -> None:
             assert all(torch.equal(*pair) for pair in zip(mine, weights, strict=True)), (operator, silently)
 
 
-@pytest.mark.deadline(180)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("body", [same_as_one, left_anywhere], ids=lambda body: body.__name__)
 def test_in_processes_that_train_together(tmp_path, body, layout):

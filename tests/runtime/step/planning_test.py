@@ -24,8 +24,8 @@ class Short(ScriptedRuntime):
         self.seconds = seconds
         self.now = 0.0
 
-    def plan(self, remaining: int) -> tuple[int, int]:
-        return (remaining, NEEDED) if self.now >= self.seconds else (0, NEEDED)
+    def plan(self, remaining: int) -> tuple[int, int, bool]:
+        return remaining if self.now >= self.seconds else 0, NEEDED, False
 
     def wait_memory(self, needed: int, timeout_ms: int) -> int:
         assert needed == NEEDED

@@ -194,7 +194,6 @@ def refused(_rank: int) -> None:
 # --------------------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.deadline(180)
 @pytest.mark.parametrize("bodies", [(same_as_one, overlapping, nothing_outlives), (unused, thawed, buffers, refused, again, freed)],
                          ids=gloo_processes.names)
 def test_in_processes_that_train_together(tmp_path, bodies):

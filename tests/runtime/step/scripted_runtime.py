@@ -94,6 +94,8 @@ class ScriptedRuntime:
         self._storages: dict[int, StorageWeakRef] = {}
         self._gone: list[StorageWeakRef] = []
         self._largest, self._fixed = 0, 0
+        self._may_recompute = False
+        self._planned = 0  # the second and third of four compute activations again, if they may
         self.discards = 0
         self.dropped = 0  # commits that had been deferred
         self.together = False  # whether micro-batches work together with other processes
@@ -189,20 +191,22 @@ class ScriptedRuntime:
     def survivors(self) -> int:
         return sum(not each.expired() for each in self._gone)
 
-    def plan_start(self, largest: int, fixed: int) -> int:
-        self._largest, self._fixed = largest, fixed
+    def plan_start(self, largest: int, fixed: int, may_recompute: int) -> int:
+        self._largest, self._fixed, self._may_recompute = largest, fixed, bool(may_recompute)
         return 0
 
-    def plan(self, remaining: int) -> tuple[int, int]:
+    def plan(self, remaining: int) -> tuple[int, int, bool]:
+        self._planned += 1
+        recompute = self._may_recompute and self._planned // 2 % 2 == 1
         if self._fixed:
-            return min(self._largest, remaining), 0
+            return min(self._largest, remaining), 0, recompute
         slices = -(-remaining // self._largest)
-        return -(-remaining // slices), 0
+        return -(-remaining // slices), 0, recompute
 
-    def plan_committed(self, _samples: int, _bytes: int, _at_first_bytes: int, _seconds: float) -> None:
+    def plan_committed(self, _samples: int, _recomputed: int, _bytes: int, _at_first_bytes: int, _seconds: float) -> None:
         pass
 
-    def plan_discarded(self, _samples: int, _state: int) -> None:
+    def plan_discarded(self, _samples: int, _recomputed: int, _state: int) -> None:
         pass
 
     def arena_peak(self) -> int:

@@ -189,13 +189,11 @@ def alone(_rank: int) -> None:
         assert its == losses and all(torch.equal(*pair) for pair in zip(mine, weights, strict=True)), operator
 
 
-@pytest.mark.deadline(180)
 @pytest.mark.parametrize("bodies", [(same_as_by_hand, in_low_precision, refused),
                                     (without_a_server, left_for_good, after_an_evaluation, not_taken_back)], ids=gloo_processes.names)
 def test_in_processes_that_train_together(tmp_path, bodies):
     gloo_processes.run(tmp_path, bodies, RANKS)
 
 
-@pytest.mark.deadline(180)
 def test_in_one_process(tmp_path):
     gloo_processes.run(tmp_path, (alone,), 1)

@@ -108,18 +108,18 @@ class CaseRuntime(ScriptedRuntime):
         self._called("discard")
         super().discard()
 
-    def plan_start(self, largest: int, fixed: int) -> int:
+    def plan_start(self, largest: int, fixed: int, may_recompute: int) -> int:
         self._called(f"plan_start {largest} {int(fixed)}")
-        return super().plan_start(largest, fixed)
+        return super().plan_start(largest, fixed, may_recompute)
 
-    def plan(self, remaining: int) -> tuple[int, int]:
+    def plan(self, remaining: int) -> tuple[int, int, bool]:
         count, *needed = self._called(f"plan_next {remaining}", min(remaining, self._largest))
-        return count, needed[0] if needed else 0
+        return count, needed[0] if needed else 0, False
 
-    def plan_committed(self, samples: int, _bytes: int, _at_first_bytes: int, _seconds: float) -> None:
+    def plan_committed(self, samples: int, _recomputed: int, _bytes: int, _at_first_bytes: int, _seconds: float) -> None:
         self._called(f"plan_committed {samples}")
 
-    def plan_discarded(self, samples: int, state: int) -> None:
+    def plan_discarded(self, samples: int, _recomputed: int, state: int) -> None:
         self._called(f"plan_discarded {samples} {state}")
 
     def wait_memory(self, needed: int, _timeout_ms: int) -> int:

@@ -368,9 +368,9 @@ def test_models_that_work_in_several_places_are_refused_where_memory_is_shared(m
     groups = [{"params": list(model.parameters())}]
     with sharing(ScriptedRuntime()):
         with pytest.raises(sluice.SluiceError, match="reduces gradients inside of backward"):
-            Engine(model, groups, None, None, ())  # whoever has it does not reduce them itself
+            Engine(model, groups, None, None, (), None)  # whoever has it does not reduce them itself
         monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 1)
-        Engine(model, groups, None, None, ())
+        Engine(model, groups, None, None, (), None)
 
 
 def test_statistics_of_several_processes_are_refused(monkeypatch):

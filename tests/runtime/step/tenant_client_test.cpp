@@ -2,6 +2,7 @@
 
 #include "memhandover/client/tenant_client.hpp"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -19,9 +20,11 @@
 #include <vector>
 
 #include "memhandover/base/error.hpp"
+#include "memhandover/client/membership.hpp"
 #include "memhandover/client/serving_pool.hpp"
 #include "memhandover/ledger/client_kinds.hpp"
 #include "memhandover/ledger/ledger.hpp"
+#include "memhandover/ledger/ledger_writer.hpp"
 #include "tests/memhandover/failing_allocations.hpp"
 #include "tests/runtime/step/fault_world.hpp"
 
@@ -71,6 +74,52 @@ TEST(tenant_client_test, who_asks_is_answered_although_a_demand_waits_for_whoeve
   EXPECT_TRUE(in_time);
 }
 
+TEST(tenant_client_test, who_wants_memory_of_a_job_that_leaves_has_it_when_that_has_ended) {
+  fault_world world{"host"};
+  world.start_broker();
+  std::atomic<bool> demanded{false};
+  auto job = tenant_client::join(world.broker(), client_kind::training, "job",
+                                 [&](demand const& /*what*/) {
+                                   demanded = true;
+                                   return demand_answer{};
+                                 });
+  auto const all = job->view().shape();
+  job->ask(all.chunk_count, lifetime::revocable, steady_clock::now() + 20s);
+  ASSERT_EQ(job->collect().size(), all.chunk_count);
+  auto const server = world.join_server();
+  job->leave();
+  auto const& asked = job->view().controls()[job->slot()].demand;
+  auto const before = asked.load();
+  auto serving = std::async(std::launch::async, [&] {
+    return server->acquire(all.bytes() / 2, steady_clock::now() + 60s).bytes();
+  });
+  while (asked.load() == before) {
+    std::this_thread::yield();
+  }
+  EXPECT_EQ(serving.wait_for(100ms), std::future_status::timeout) << "it may not be refused";
+  job.reset();
+  EXPECT_EQ(serving.get(), all.bytes() / 2);
+  EXPECT_FALSE(demanded);
+}
+
+TEST(tenant_client_test, what_was_given_back_is_counted_once_that_was_waited_for) {
+  fault_world world{"host"};
+  world.start_broker();
+  auto const job = tenant_client::join(world.broker(), client_kind::training, "job",
+                                       [](demand const& /*what*/) { return demand_answer{}; });
+  auto const all = job->view().shape().chunk_count;
+  for (int turn = 0; turn < 100; ++turn) {
+    job->ask(all, lifetime::lasting, steady_clock::now() + 20s);
+    auto const held = job->collect();
+    ASSERT_EQ(held.size(), all);
+    ASSERT_EQ(job->view().header().grantable.load(), 0);
+
+    job->release(held);
+    job->await_releases(steady_clock::now() + 20s);
+    ASSERT_EQ(job->view().header().grantable.load(), all) << "turn " << turn;
+  }
+}
+
 TEST(tenant_client_test, what_throws_on_the_control_thread_ends_nothing) {
   fault_world world{"host"};
   world.start_broker();
@@ -110,11 +159,13 @@ TEST(tenant_client_test, what_throws_on_the_control_thread_ends_nothing) {
 class giving_tenant {
  public:
   giving_tenant(fault_world const& world, client_kind kind, std::uint32_t count,
-                std::optional<std::chrono::nanoseconds> unit = std::nullopt)
+                std::optional<std::chrono::nanoseconds> unit = std::nullopt,
+                memhandover::job_wish const& wish = {})
       : unit_{unit} {
     std::lock_guard const lock{mutex_};
-    client_ = tenant_client::join(world.broker(), kind, memhandover::traits_of(kind).name,
-                                  [this](demand const& what) { return give(what.chunks); });
+    client_ = tenant_client::join(
+        world.broker(), kind, memhandover::traits_of(kind).name,
+        [this](demand const& what) { return give(what); }, wish);
     client_->ask(count, lifetime::lasting, steady_clock::now() + 20s);
     held_ = client_->collect();
     EXPECT_EQ(held_.size(), count);
@@ -123,12 +174,19 @@ class giving_tenant {
     std::lock_guard const lock{mutex_};
     return std::exchange(demanded_, {});
   }
+  /// Of the demands since this was asked last.
+  [[nodiscard]] std::vector<bool> might_park() {
+    std::lock_guard const lock{mutex_};
+    return std::exchange(may_park_, {});
+  }
   [[nodiscard]] tenant_client& client() { return *client_; }
 
  private:
-  demand_answer give(std::uint32_t wanted) {
+  demand_answer give(demand const& what) {
     std::lock_guard const lock{mutex_};
+    auto const wanted = what.chunks;
     demanded_.push_back(wanted);
+    may_park_.push_back(what.may_park);
     demand_answer given;
     given.noticed_ns = monotonic_ns();
     do {
@@ -146,6 +204,7 @@ class giving_tenant {
   std::mutex mutex_;  ///< guards what follows
   std::vector<std::uint32_t> held_;
   std::vector<std::uint32_t> demanded_;
+  std::vector<bool> may_park_;
   std::unique_ptr<tenant_client> client_;
 };
 
@@ -200,7 +259,7 @@ TEST(tenant_client_test, of_several_each_counts_for_what_it_has_given_and_for_it
   auto const chunk = server->shape().chunk_bytes;
   handover_report report;
   auto const most = server->acquire(20 * chunk, steady_clock::now() + 20s, &report);
-  EXPECT_EQ(first.demanded(), demands{14});
+  EXPECT_EQ(first.demanded(), demands{10});
   EXPECT_EQ(second.demanded(), demands{4});
   EXPECT_EQ(report.bytes_reclaimed, 14 * chunk);
   EXPECT_EQ(report.bytes_live, 14 * chunk);
@@ -288,6 +347,131 @@ TEST(tenant_client_test, what_a_job_is_owed_is_demanded_from_engines_alone) {
   EXPECT_EQ(engine.demanded(), demands{12});
   EXPECT_EQ(neighbour.demanded(), demands{});
   EXPECT_EQ(job.demanded(), demands{});
+}
+
+memhandover::job_wish wish_for(memhandover::priority rank, std::uint32_t percent = 0) {
+  return {rank, 0, percent * 10'000};
+}
+
+TEST(tenant_client_test, jobs_of_lower_priority_give_first_whoever_has_most) {
+  using memhandover::priority;
+  fault_world world{"host"};
+  world.start_broker();
+  giving_tenant high{world, client_kind::training, 12, std::nullopt, wish_for(priority::high)};
+  giving_tenant usual{world, client_kind::training, 7};
+  giving_tenant low{world, client_kind::training, 5, std::nullopt, wish_for(priority::low)};
+  auto const server = world.join_server();
+  auto const chunk = server->shape().chunk_bytes;
+  auto const some = server->acquire(4 * chunk, steady_clock::now() + 20s);
+  EXPECT_EQ(low.demanded(), demands{4});
+  auto const more = server->acquire(6 * chunk, steady_clock::now() + 20s);
+  EXPECT_EQ(low.demanded(), demands{6});
+  EXPECT_EQ(usual.demanded(), demands{5});
+  EXPECT_EQ(high.demanded(), demands{});
+  auto const rest = server->acquire(8 * chunk, steady_clock::now() + 20s);
+  EXPECT_EQ(usual.demanded(), demands{8});
+  EXPECT_EQ(high.demanded(), demands{6});
+}
+
+TEST(tenant_client_test, a_job_of_low_priority_is_parked_before_another_one_gives_anything) {
+  using memhandover::priority;
+  fault_world world{"host"};
+  world.start_broker();
+  giving_tenant low{world, client_kind::training, 10, std::nullopt, wish_for(priority::low)};
+  giving_tenant one{world, client_kind::training, 8};
+  giving_tenant other{world, client_kind::training, 6};
+  auto const keeps = [](giving_tenant& of, std::uint32_t kept, std::uint32_t parkable) {
+    of.client().mailbox().parkable_chunks.store(parkable);
+    of.client().mailbox().kept_chunks.store(kept);
+  };
+  keeps(low, 8, 6);
+  keeps(one, 4, 4);
+  keeps(other, 3, 3);
+  auto const server =
+      memhandover::serving_pool::join({.runtime_dir = world.folder(), .park_stay = 1});
+  auto const chunk = server->shape().chunk_bytes;
+  EXPECT_EQ(server->usage().kept_bytes, 2 * chunk);
+  auto const some = server->acquire(8 * chunk, steady_clock::now() + 20s);
+  EXPECT_EQ(low.demanded(), demands{8});
+  EXPECT_EQ(low.might_park(), std::vector{true});
+  keeps(low, 2, 0);
+  // Of equals nobody is parked as long as what they use for their micro-batches will do.
+  auto const more = server->acquire(6 * chunk, steady_clock::now() + 20s);
+  EXPECT_EQ(one.demanded(), demands{4});
+  EXPECT_EQ(other.demanded(), demands{2});
+  EXPECT_EQ(one.might_park(), std::vector{false});
+  EXPECT_EQ(other.might_park(), std::vector{false});
+  EXPECT_EQ(low.demanded(), demands{});
+}
+
+TEST(tenant_client_test, a_minimum_is_left_to_a_job_and_another_of_higher_priority_gives_instead) {
+  using memhandover::priority;
+  fault_world world{"host"};
+  world.start_broker();
+  giving_tenant low{world, client_kind::training, 14, std::nullopt,
+                    wish_for(priority::low, 50)};  // of 24 chunks
+  giving_tenant high{world, client_kind::training, 10, std::nullopt, wish_for(priority::high)};
+  auto const server = world.join_server();
+  auto const chunk = server->shape().chunk_bytes;
+  EXPECT_EQ(server->usage().kept_bytes, 12 * chunk);
+  server->set_reserve(2 * chunk);
+  auto const some = server->acquire(2 * chunk, steady_clock::now() + 20s);
+  EXPECT_EQ(low.demanded(), demands{2}) << "not for the reserve either";
+  server->set_reserve(0);
+  auto const more = server->acquire(9 * chunk, steady_clock::now() + 20s);
+  EXPECT_EQ(low.demanded(), demands{});
+  EXPECT_EQ(high.demanded(), demands{9});
+  try {
+    auto const never = server->acquire(4 * chunk, steady_clock::now() + 20s);
+    FAIL();
+  } catch (error const& why) {
+    EXPECT_EQ(why.kind(), error_kind::out_of_memory);
+    EXPECT_THAT(why.what(), testing::AllOf(testing::HasSubstr("at most 64 KiB"),
+                                           testing::HasSubstr("has a minimum of 768 KiB")));
+  }
+  EXPECT_EQ(low.demanded(), demands{});
+  EXPECT_EQ(high.demanded(), demands{}) << "nothing is taken in vain";
+}
+
+TEST(tenant_client_test, a_demand_that_was_written_for_more_leaves_the_minimum_all_the_same) {
+  fault_world world{"host"};
+  world.start_broker();
+  giving_tenant job{world, client_kind::training, 20, std::nullopt,
+                    wish_for(memhandover::priority::normal, 50)};  // of 24 chunks
+  memhandover::membership const server{world.broker(), client_kind::server, "server", ""};
+  memhandover::ledger_writer writer{server.view()};
+  auto const slot = job.client().slot();
+  for (auto const& given : {demands{8}, demands{}}) {
+    auto const number = writer.demand(slot, 20);
+    job.client().nudge();
+    auto const deadline = steady_clock::now() + 20s;
+    while (job.client().mailbox().demand_done.load() != number) {
+      ASSERT_LT(steady_clock::now(), deadline);
+      std::this_thread::yield();
+    }
+    EXPECT_EQ(job.demanded(), given);
+  }
+}
+
+TEST(tenant_client_test, minimums_that_are_more_than_the_pool_are_refused_as_a_job_joins) {
+  using memhandover::priority;
+  fault_world world{"host"};
+  world.start_broker();
+  giving_tenant first{world, client_kind::training, 1, std::nullopt,
+                      wish_for(priority::normal, 70)};
+  auto const join = [&](std::uint32_t percent) {
+    return tenant_client::join(
+        world.broker(), client_kind::training, "second",
+        [](demand const& /*what*/) { return demand_answer{}; }, wish_for(priority::high, percent));
+  };
+  try {
+    (void)join(40);
+    FAIL();
+  } catch (error const& why) {
+    EXPECT_EQ(why.kind(), error_kind::out_of_memory);
+    EXPECT_THAT(why.what(), testing::HasSubstr("to training (pid"));
+  }
+  EXPECT_NO_THROW((void)join(29));
 }
 
 /// Nanoseconds that this process's control thread has computed for.

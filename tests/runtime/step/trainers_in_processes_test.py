@@ -176,7 +176,6 @@ def with_accelerate(rank: int) -> None:
 # --------------------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.deadline(180)
 @pytest.mark.parametrize("body", [with_transformers, with_lightning, with_accelerate], ids=lambda body: body.__name__)
 def test_in_processes_that_train_together(tmp_path, body, monkeypatch):
     monkeypatch.setenv("TEST_FOLDER", str(tmp_path))

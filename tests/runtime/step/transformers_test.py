@@ -70,7 +70,7 @@ class Recorded(transformers.TrainerCallback):
 
 
 def train(folder, model_of, runtime=None, micro_batch=3, dropout=0.1, shares=True, optimizer="adamw_torch", batch=8,
-          **arguments):
+          recompute=None, **arguments):
     torch.manual_seed(0)
     model, recorded = model_of(dropout), Recorded()
     trainer = transformers.Trainer(
@@ -79,7 +79,7 @@ def train(folder, model_of, runtime=None, micro_batch=3, dropout=0.1, shares=Tru
             output_dir=str(folder), per_device_train_batch_size=batch, num_train_epochs=2, logging_steps=1, use_cpu=True,
             save_strategy="no", report_to=[], disable_tqdm=True, seed=1, optim=optimizer, **arguments))
     trainer.remove_callback(transformers.PrinterCallback)
-    shared = share(trainer, micro_batch) if shares else None
+    shared = share(trainer, micro_batch, recompute=recompute) if shares else None
     with sharing(runtime):
         trainer.train()
     bits = [param.detach().numpy().tobytes() for param in model.parameters()]
@@ -99,6 +99,20 @@ def test_losing_memory_leaves_no_trace(model_of, arguments, tmp_path):
         assert disturbed["stats"]["discards"] == disturbed["stats"]["commits"] > 0
         assert disturbed["logs"] == undisturbed["logs"] and disturbed["bits"] == undisturbed["bits"]
         assert set(runtime.left_behind) == {0}
+
+
+@pytest.mark.parametrize("model_of", [language_model, classifier])
+def test_activations_that_are_computed_again_in_some_slices_leave_no_trace(model_of, tmp_path):
+    kept = train(tmp_path, model_of)
+    for operator in (None, 60, AT_COMMIT):
+        again = train(tmp_path, model_of, ScriptedRuntime(operator), recompute=True)
+        assert 0 < again["stats"]["recomputed"] < again["stats"]["commits"]
+        assert again["logs"] == kept["logs"] and again["bits"] == kept["bits"]
+
+
+def test_recomputation_is_the_trainers_or_the_steps(tmp_path):
+    with pytest.raises(ValueError, match="activation_checkpointing=True .*; give one of both"):
+        train(tmp_path, language_model, recompute=True, gradient_checkpointing=True)
 
 
 @pytest.mark.parametrize("arguments", ARGUMENTS, ids=["plain", "accumulation", "bf16"])

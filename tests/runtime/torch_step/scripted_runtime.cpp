@@ -157,29 +157,30 @@ int sluice_wait_memory(uint64_t bytes, uint32_t /*timeout_ms*/) {
   return static_cast<int>(
       called("wait_memory", {static_cast<std::int64_t>(bytes)}, {in_vain ? 0 : 1})[0]);
 }
-int sluice_plan_start(uint32_t largest, int fixed) {
+int sluice_plan_start(uint32_t largest, int fixed, int /*may_recompute*/) {
   auto& script = the_script();
   called("plan_start", {largest, fixed});
   script.fixed = fixed != 0;
   script.next = largest;
   return SLUICE_OK;
 }
-uint32_t sluice_plan_next(uint32_t remaining, uint64_t* needed_bytes) {
+uint32_t sluice_plan_next(uint32_t remaining, uint64_t* needed_bytes, int* recompute) {
   auto& script = the_script();
   numbers otherwise{std::min(remaining, script.next)};
   if (auto const needed = std::exchange(script.needed_bytes, 0); needed != 0) {
     otherwise = {0, static_cast<std::int64_t>(needed)};
   }
   auto const planned = called("plan_next", {remaining}, otherwise);
+  *recompute = 0;
   *needed_bytes = planned.size() > 1 ? static_cast<std::uint64_t>(planned[1]) : 0;
   script.planned.push_back(static_cast<std::uint32_t>(planned[0]));
   return script.planned.back();
 }
-void sluice_plan_committed(uint32_t samples, uint64_t /*bytes*/, uint64_t /*at_first_bytes*/,
-                           double /*seconds*/) {
+void sluice_plan_committed(uint32_t samples, int /*recomputed*/, uint64_t /*bytes*/,
+                           uint64_t /*at_first_bytes*/, double /*seconds*/) {
   called("plan_committed", {samples});
 }
-void sluice_plan_discarded(uint32_t samples, int arena_state) {
+void sluice_plan_discarded(uint32_t samples, int /*recomputed*/, int arena_state) {
   auto& script = the_script();
   called("plan_discarded", {samples, arena_state});
   script.calls.emplace_back(arena_state == SLUICE_ARENA_REVOKED   ? "plan_discarded, revoked"

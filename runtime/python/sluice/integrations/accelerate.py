@@ -123,7 +123,8 @@ class Sharing:
 
 
 def share(accelerator: Accelerator, model: nn.Module, optimizer: AcceleratedOptimizer, micro_batch: int | None = None, *,
-          adapt: bool | None = None, reduction: str = "mean", generators: Iterable[Any] = ()) -> Sharing:
+          adapt: bool | None = None, reduction: str = "mean", generators: Iterable[Any] = (),
+          recompute: Callable[[bool], Any] | bool | None = None) -> Sharing:
     """What runs forward and backward of a loop's batches in micro-batches that may be taken away and run again.
 
     Gradient accumulation, clipping, mixed precision and its scaler, the optimizer and schedules stay accelerate's, and see
@@ -137,6 +138,7 @@ def share(accelerator: Accelerator, model: nn.Module, optimizer: AcceleratedOpti
         adapt: As for ``Step``.
         reduction: As for ``Step``.
         generators: As for ``Step``.
+        recompute: As for ``Step``.
 
     Raises:
         TypeError: for an argument of the wrong type.
@@ -152,7 +154,7 @@ def share(accelerator: Accelerator, model: nn.Module, optimizer: AcceleratedOpti
         raise TypeError(f"optimizer must be a torch.optim.Optimizer, not {type(optimizer).__name__}")
     if reduction not in _losses.REDUCTIONS:
         raise ValueError(f'reduction must be "mean" or "sum", not {reduction!r}')
-    how = (checked_micro_batch(micro_batch), adapt, list(generators))
+    how = (checked_micro_batch(micro_batch), adapt, list(generators), recompute)
     refuse_parts(accelerator, model)
     if accelerator.has_lomo_optimizer:
         raise SluiceError("LOMO updates parameters inside of backward, which cannot run again; use another optimizer, such "

@@ -8,7 +8,7 @@ and on several devices ``SluiceDDPStrategy``.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -25,8 +25,8 @@ from sluice.errors import SluiceError
 class _Sharing(Strategy):
     """What makes a strategy of Lightning's one that shares; to be inherited before it."""
 
-    def _share(self, micro_batch: int | None, adapt: bool | None, generators: Iterable[Any]) -> None:
-        self._how = (checked_micro_batch(micro_batch), adapt, list(generators))
+    def _share(self, micro_batch: int | None, adapt: bool | None, generators: Iterable[Any], recompute: Any) -> None:
+        self._how = (checked_micro_batch(micro_batch), adapt, list(generators), recompute)
         self._engine: Engine | None = None
         self._replicas: Replicas | None = None
 
@@ -99,6 +99,7 @@ class SluiceStrategy(_Sharing, SingleDeviceStrategy):
         micro_batch: Most samples in a slice. None: the whole batch.
         adapt: As for ``Step``.
         generators: As for ``Step``.
+        recompute: As for ``Step``.
         device: Where to train. None: the trainer's accelerator, its first device.
         **options: For ``SingleDeviceStrategy``: accelerator, checkpoint_io, precision_plugin.
 
@@ -109,11 +110,12 @@ class SluiceStrategy(_Sharing, SingleDeviceStrategy):
     strategy_name = "sluice"
 
     def __init__(self, micro_batch: int | None = None, *, adapt: bool | None = None, generators: Iterable[Any] = (),
+                 recompute: Callable[[bool], Any] | bool | None = None,
                  device: torch.device | str | None = None, **options: Any) -> None:
         super().__init__(device=device if device is not None else "cpu", **options)
         self._any_device = device is None
         self._devices: list[torch.device] = []
-        self._share(micro_batch, adapt, generators)
+        self._share(micro_batch, adapt, generators, recompute)
 
     @property
     def parallel_devices(self) -> list[torch.device]:
@@ -139,6 +141,7 @@ class SluiceDDPStrategy(_Sharing, DDPStrategy):
         micro_batch: Most samples in a slice. None: the whole batch of a process.
         adapt: As for ``Step``.
         generators: As for ``Step``.
+        recompute: As for ``Step``.
         **options: For ``DDPStrategy``.
 
     Raises:
@@ -148,9 +151,9 @@ class SluiceDDPStrategy(_Sharing, DDPStrategy):
     strategy_name = "sluice_ddp"
 
     def __init__(self, micro_batch: int | None = None, *, adapt: bool | None = None, generators: Iterable[Any] = (),
-                 **options: Any) -> None:
+                 recompute: Callable[[bool], Any] | bool | None = None, **options: Any) -> None:
         super().__init__(**options)
-        self._share(micro_batch, adapt, generators)
+        self._share(micro_batch, adapt, generators, recompute)
 
 
 # --- what a training step says beside its loss ----------------------------------------------------------------------------

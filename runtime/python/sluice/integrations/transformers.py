@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -24,9 +24,9 @@ from sluice.integrations.accelerate import refuse_parts
 class Sharing:
     """How a ``Trainer`` runs its training steps. Made by ``share``."""
 
-    def __init__(self, trainer: Trainer, micro_batch: int | None, adapt: bool | None, generators: Iterable[Any]) -> None:
+    def __init__(self, trainer: Trainer, micro_batch: int | None, adapt: bool | None, generators: Iterable[Any], recompute: Any) -> None:
         self._trainer = trainer
-        self._how = (checked_micro_batch(micro_batch), adapt, list(generators))
+        self._how = (checked_micro_batch(micro_batch), adapt, list(generators), recompute)
         self._engine: Engine | None = None
         self._replicas: Replicas | None = None
         self._training_step = trainer.training_step
@@ -116,7 +116,7 @@ class Sharing:
 
 
 def share(trainer: Trainer, micro_batch: int | None = None, *, adapt: bool | None = None,
-          generators: Iterable[Any] = ()) -> Sharing:
+          generators: Iterable[Any] = (), recompute: Callable[[bool], Any] | bool | None = None) -> Sharing:
     """Lets a trainer's steps run in micro-batches that may be taken away and run again. Call it before ``train``.
 
     A batch of ``per_device_train_batch_size`` is sliced; gradient accumulation, clipping, mixed precision, schedules and
@@ -128,15 +128,20 @@ def share(trainer: Trainer, micro_batch: int | None = None, *, adapt: bool | Non
         micro_batch: Most samples in a slice. None: the whole batch.
         adapt: As for ``Step``.
         generators: As for ``Step``.
+        recompute: As for ``Step``, in place of ``activation_checkpointing`` (formerly ``gradient_…``) of the trainer's arguments.
 
     Raises:
         TypeError: if it is not a ``transformers.Trainer``.
+        ValueError: for ``recompute`` where the trainer's arguments have ``activation_checkpointing`` as well.
         SluiceError: from ``train``, if one process works on several GPUs, if several processes have parts of the model,
             or with an optimizer that runs in backward.
     """
     if not isinstance(trainer, Trainer):
         raise TypeError(f"share takes a transformers.Trainer, not {type(trainer).__name__}")
-    sharing = Sharing(trainer, micro_batch, adapt, generators)
+    if recompute and any(getattr(trainer.args, f"{name}_checkpointing", False) for name in ("activation", "gradient")):
+        raise ValueError("activation_checkpointing=True computes activations again in every micro-batch, and recompute in those that need "
+                         "it; give one of both")
+    sharing = Sharing(trainer, micro_batch, adapt, generators, recompute)
     trainer.training_step = sharing.training_step
     trainer.compute_loss = sharing.compute_loss
     return sharing

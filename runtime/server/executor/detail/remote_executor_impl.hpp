@@ -89,11 +89,12 @@ class remote_executor::impl {
   request_ticket submit(model_index model, infer_request request, completion done);
   void cancel(request_ticket which);
   void keep_warm();
+  void announce_engine();
   [[nodiscard]] bool change(orders to);
   void end_changes();
   [[nodiscard]] bool is_free(model_index place) const;
   [[nodiscard]] nlohmann::json status();
-  enum class way_to_end { giving_back, leaving };
+  enum class way_to_end { giving_back, leaving, at_once };
   [[nodiscard]] bool stop(std::chrono::milliseconds grace, way_to_end way);
 
  private:
@@ -117,6 +118,8 @@ class remote_executor::impl {
   /// What the socket takes now.
   void flush();
   void wake();
+  /// Of the process that has been told to; it is killed where that takes too long.
+  void await_end_within(std::chrono::milliseconds grace, std::unique_lock<std::mutex>& lock);
   void describe(nlohmann::json& into) const;
 
   // The supervisor's.
@@ -203,7 +206,8 @@ class remote_executor::impl {
   std::optional<clock::time_point> asked_;
   std::chrono::milliseconds back_off_{0};
   bool stopping_ = false, ended_well_ = false;
-  bool is_read_ = false;  ///< it has been tried that somebody else does
+  bool is_dropped_ = false;  ///< killed by `stop`, since nothing is lost with it
+  bool is_read_ = false;     ///< it has been tried that somebody else does
 
   std::shared_ptr<detail::reading_elsewhere> elsewhere_;  ///< the supervisor's
   background_thread bodies_;                              ///< for large answers

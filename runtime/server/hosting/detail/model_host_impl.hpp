@@ -7,6 +7,8 @@
 #include <list>
 #include <mutex>
 #include <optional>
+#include <span>
+#include <stop_token>
 #include <thread>
 #include <vector>
 
@@ -16,6 +18,7 @@
 #include "runtime/server/hosting/detail/waiting_threads.hpp"
 #include "runtime/server/hosting/model_host.hpp"
 #include "runtime/server/inference/caught_error.hpp"
+#include "scheduler/device_demands.hpp"
 #include "scheduler/parallelism.hpp"
 #include "scheduler/reserve.hpp"
 
@@ -33,6 +36,7 @@ struct job {
   clock::time_point arrival, deadline;
   bool found_cold = false;
   bool is_warmup = false;  ///< of nobody, and counts nowhere
+  bool is_retry = false;   ///< it has been refused before
   std::uint32_t priority = 0;
   std::int64_t samples = 1;
   std::string shape{};  ///< what can be in one batch has the same; empty where none is made
@@ -88,9 +92,12 @@ struct slot {
   model_state state = model_state::cold;
   memhandover::loaded_tensors memory;  ///< the executor's
   clock::time_point idle_since;
+  clock::time_point prewarm_tried = clock::time_point::min();  ///< last
+  bool prewarm_unused = false;                   ///< loaded unasked, and not asked since
   std::optional<clock::time_point> computed;     ///< last, as long as something may be kept of that
   bool miss_is_reported = false;                 ///< that its promise is predicted to be missed
   std::optional<clock::time_point> keeps_since;  ///< and since when it is not any more
+  std::string stands_for;  ///< what of it is for those models alone that fill the same memory alike
   bool load_wanted = false;
   bool rest_wanted = false;   ///< it has not computed for a while
   bool taken = false;         ///< a thread does something with it beside which nothing is computed
@@ -112,6 +119,7 @@ struct slot {
   company own_company;                             ///< of its computations alone
   std::size_t queue = 0;                           ///< waiting and running
   std::uint64_t requests = 0, failed = 0, cancelled = 0, cold_starts = 0;
+  std::uint64_t prewarms = 0, prewarms_used = 0, prewarms_omitted = 0;
 
   [[nodiscard]] bool lacks_image() const noexcept;
   /// A cold start has to, unless it is one to try again.
@@ -178,7 +186,8 @@ class model_host::impl {
   bool compute_here();
   void cancel(request_ticket which);
   void keep_warm();
-  void note_refused(model_index model);
+  void announce_engine();
+  void note_refused(model_index model, std::uint64_t mark, std::chrono::milliseconds retry_after);
   void put(model_index place, served_model model);
   void revise(model_index place, served_model to);
   void retire(model_index place);
@@ -221,19 +230,37 @@ class model_host::impl {
   void take_over(lock_type& lock);
   void take_over(lock_type& lock, slot& model);
   void publish(lock_type& lock, slot& model);
+  void recall(slot& model) const;
   static void want_image(slot& model);
   [[nodiscard]] slot* next_image();
   void extend_image(lock_type& lock, slot& model);
   void load(lock_type& lock, model_index number, clock::time_point deadline);
+  /// What has come of a load.
+  struct load_outcome {
+    clock::time_point begin{}, end{};
+    host_snapshot::handover event{};
+    std::optional<error> failure{};
+  };
+  template <typename Lend, typename Copy>
+  [[nodiscard]] load_outcome fill(lock_type& lock, slot& model, Lend const& lend, Copy const& copy);
+  void note_load(slot& model, load_outcome made, char const* what);
+  [[nodiscard]] std::optional<clock::time_point> prewarm_time(slot const& model,
+                                                              clock::time_point now) const;
+  [[nodiscard]] slot* due_prewarm(clock::time_point now);
+  void prewarm(lock_type& lock, slot& model);
+  static void omit_prewarm(slot& model, error const& why);
   [[nodiscard]] memhandover::loaded_tensors obtain(slot const& model, clock::time_point deadline,
                                                    memhandover::handover_report& report);
-  [[nodiscard]] bool evict_for(slot const& model, clock::time_point deadline);
+  [[nodiscard]] bool evict_for(slot const& model, std::uint64_t missing,
+                               clock::time_point deadline);
   [[nodiscard]] bool release(lock_type& lock, slot& model, char const* why);
   void have_rest(lock_type& lock, slot& model);
   [[nodiscard]] static bool is_to_leave(slot const& model);
   void see_off(lock_type& lock, slot& model);
-  void wait_for_work(lock_type& lock);
-  [[nodiscard]] std::optional<clock::time_point> idle_end(slot const& model) const;
+  [[nodiscard]] bool has_for_executor() const;
+  void wait_for_work(lock_type& lock, clock::time_point looked);
+  [[nodiscard]] std::optional<clock::time_point> idle_end(slot const& model,
+                                                          clock::time_point now) const;
   void refuse_while_owed(slot const& model) const;
 
   // The timekeeper's.
@@ -244,29 +271,36 @@ class model_host::impl {
   void expire_computing(clock::time_point now);
   void tick(lock_type& lock, clock::time_point now);
   void decide(lock_type& lock, clock::time_point now);
-  [[nodiscard]] std::vector<scheduler::shared_load> predict_together(lock_type& lock,
-                                                                     clock::time_point now) const;
+  void predict_together(lock_type& lock, clock::time_point now);
   static void report_promise(slot& model, clock::time_point now);
   void keep_reserve(lock_type& lock);
   void prepare_memory(lock_type& lock);
   void rest_activations(lock_type& lock, clock::time_point now);
+  void keep_learnt(lock_type& lock);
   void sleep(lock_type& lock);
 
+  /// With the lock held, which it lets go of in between.
+  void write_learnt(lock_type& lock);
   void end_executors();
   void give_back_activations() const;
 
   // Everybody's, with the lock held.
+  void call_off_prewarm();
+  void join_or_call_off_prewarm(slot const& wanted);
   [[nodiscard]] static bool makes_batches(slot const& model);
   static void classify(detail::job& job, slot const& model);
   [[nodiscard]] clock::time_point ends_waiting(detail::job const& job) const;
   void give_way(clock::time_point now);
   void gather_owed(lock_type& lock, clock::time_point now);
   void choose_who_gives_way(std::uint64_t missing_bytes);
+  [[nodiscard]] static std::vector<slot*> cheapest_of(std::vector<slot*> const& candidates,
+                                                      std::uint64_t missing);
   [[nodiscard]] std::optional<error> refuse_for_a_job(slot const& model) const;
   [[nodiscard]] std::optional<error> refuse_of_its_priority(detail::job const& job,
                                                             slot const& model) const;
   void set_state(slot& model, model_state state);
   [[nodiscard]] model_index place_of(slot const& model) const;
+  void hold_for_engines();
   [[nodiscard]] bool claims_by_requests() const noexcept;
   [[nodiscard]] bool is_in_demand() const;
   void end_claim_if_idle();
@@ -316,6 +350,7 @@ class model_host::impl {
   detail::company company_;
   std::shared_ptr<compute_lease> const lease_;
   scheduler::parallelism parallelism_;
+  scheduler::device_demands demands_;
   std::uint64_t cuts_ = 0;  ///< of pauses, that have been looked at
   std::vector<std::string> cut_short_models_;
   clock::time_point pause_end_;  ///< of a pause that nothing wants any more
@@ -325,13 +360,21 @@ class model_host::impl {
   std::size_t more_lanes_ = 0;  ///< of callers that compute
   scheduler::reserve keeper_;   ///< the timekeeper's
   std::uint64_t kept_bytes_ = 0;
+  std::uint64_t reserve_bytes_ = 0;               ///< the timekeeper's
   std::optional<memhandover::owed_memory> owed_;  ///< to jobs, as of the last look
   bool some_give_way_ = false;                    ///< models, for that
   clock::time_point next_gathering_{};            ///< of what is owed, from tenants
   std::chrono::microseconds run_ahead_{0};        ///< as published; 0: not yet
   bool busy_ = false;                             ///< the executor loads or computes for a request
   bool loading_ = false;                          ///< of these, it loads
-  bool keeps_warm_ = false;                       ///< whatever is idle
+  /// A load under way that nobody waited for when it began.
+  struct spare_load {
+    slot const* model = nullptr;
+    std::stop_source ends{};
+  };
+  std::optional<spare_load> prewarming_;
+  bool keeps_warm_ = false;          ///< whatever is idle
+  std::uint64_t learnt_events_ = 0;  ///< when what is known was last written down
   bool stopping_ = false;    ///< no more requests; the executor ends when the queue is empty
   bool taken_over_ = false;  ///< what a dead server has left has been looked at
   bool executed_ = false;    ///< the executor has ended and all memory is given back

@@ -24,6 +24,12 @@ std::uint64_t aligned(std::uint64_t bytes) {
   return (bytes + weight_alignment - 1) / weight_alignment * weight_alignment;
 }
 
+void refuse_if(std::stop_token const& called_off) {
+  if (called_off.stop_requested()) {
+    throw error{error_kind::cancelled, "others want to be loaded now"};
+  }
+}
+
 }  // namespace
 
 void wait_for(at::Device device) {
@@ -166,8 +172,20 @@ void torch_weights::empty_tensors() {
   }
 }
 
-/// Neighbours in the image that are neighbours in memory go in one copy.
-void torch_weights::copy_image() const {
+/// Neighbours in the image that are neighbours in memory go in one copy; where it may be called off, in several, each of which is waited
+/// for.
+void torch_weights::copy_image(std::stop_token const& called_off) const {
+  constexpr std::uint64_t piece_of_many = std::uint64_t{64} << 20U;
+  auto const copy = [&](std::uint64_t offset, std::uint64_t bytes, std::byte* to) {
+    auto const most = called_off.stop_possible() ? piece_of_many : bytes;
+    for (std::uint64_t done = 0; done < bytes; done += most) {
+      refuse_if(called_off);
+      image_->copy(offset + done, std::min(bytes - done, most), to + done);
+      if (called_off.stop_possible()) {
+        wait_for(device_);
+      }
+    }
+  };
   for (std::size_t first = 0; first < in_image_.size();) {
     auto const& from = regions_[in_image_[first]];
     auto* const to = memory_[in_image_[first]];
@@ -180,7 +198,7 @@ void torch_weights::copy_image() const {
       }
       bytes = neighbour.offset - from.offset + neighbour.bytes;
     }
-    image_->copy(from.offset, bytes, to);
+    copy(from.offset, bytes, to);
     first = next;
   }
 }
@@ -192,13 +210,14 @@ void torch_weights::point_at_memory(weight& which, at::Tensor const& region_byte
   which.version = static_cast<std::uint32_t>(which.tensor._version());
 }
 
-void torch_weights::bind(std::span<std::byte* const> memory) {
+void torch_weights::bind(std::span<std::byte* const> memory, std::stop_token const& called_off) {
   at::NoGradGuard const no_gradients;
   memory_.assign(memory.begin(), memory.end());
   while (image_->ready_bytes() < image_->bytes()) {
+    refuse_if(called_off);
     image_->extend();
   }
-  copy_image();
+  copy_image(called_off);
   wait_for(device_);
   point_all();
 }

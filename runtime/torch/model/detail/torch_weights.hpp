@@ -19,6 +19,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <stop_token>
 #include <vector>
 
 #include "runtime/server/hosting/model_file.hpp"
@@ -51,8 +52,8 @@ class torch_weights {
   [[nodiscard]] weights_image const& image() const noexcept { return *image_; }
 
   /// Completes the image, copies it to `memory`, an address for each of `pieces()`, and points the module's
-  /// tensors there.
-  void bind(std::span<std::byte* const> memory);
+  /// tensors there. If it is `called_off` meanwhile it throws `cancelled` soon, and `unbind` is to be called.
+  void bind(std::span<std::byte* const> memory, std::stop_token const& called_off = {});
   /// The same of memory that holds the image already.
   void attach(std::span<std::byte* const> memory);
   /// Puts back what a run assigned or changed in place.
@@ -83,7 +84,7 @@ class torch_weights {
                std::shared_ptr<model_file const> file);
   void point_all();
   void empty_tensors();
-  void copy_image() const;
+  void copy_image(std::stop_token const& called_off) const;
   void point_at_memory(weight& which, at::Tensor const& region_bytes) const;
 
   at::Device device_;

@@ -1,0 +1,86 @@
+"""A KV cache that several threads see: the engine's, which schedules and computes, and one of its own, which is there when the engine
+rests, so that what others demand is given, and what is idle goes back."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from sluice.vllm._elastic import ElasticBlocks, Keeping
+from sluice.vllm._layout import Layout
+from sluice.vllm._space import PoolSpace
+
+LONGEST_LOOK_S = 1.0  # so soon the thread sees that the cache is gone
+PATIENCE_MS = 20  # for memory, where nothing else is to be done
+
+
+class ElasticCache:
+    """`lock` is held by whoever uses the blocks; the engine's thread holds it while it schedules, and while it takes in what a step has
+    made."""
+
+    def __init__(self, layout: Layout, space: PoolSpace, keeping: Keeping, make_block: Callable[[int], Any], forget: Callable[[Any], object],
+                 ) -> None:
+        self.lock = threading.RLock()
+        self.space = space
+        self.blocks = ElasticBlocks(layout, space, keeping, make_block, forget)
+        self._preempt: weakref.WeakMethod | None = None
+        self._step_over = threading.Event()
+        space.answer(kept=1)
+        threading.Thread(target=_attend_while_it_lives, args=(weakref.ref(self),), name="sluice-kv", daemon=True).start()
+
+    def preempt_by(self, preempt: Callable[[int | None], int]) -> None:
+        """Whom requests are ended by: a method, whose object this does not keep."""
+        self._preempt = weakref.WeakMethod(preempt)
+
+    def before_step(self) -> None:
+        """The engine is about to schedule one; by the thread that has the lock."""
+        self.blocks.attend(self._preempting())
+
+    def launched(self) -> None:
+        """The step that has been scheduled is in flight."""
+        self.blocks.launched()
+        self.blocks.show_used()
+
+    def after_step(self) -> None:
+        """The step launched first has ended, and what it made has been taken in."""
+        self.blocks.ended()
+        self.blocks.attend()
+        self._step_over.set()
+
+    def grow(self) -> bool:
+        """Where no request has any blocks there is nothing to do but to wait for some."""
+        return self.blocks.grow(0 if self.blocks.free.live else PATIENCE_MS)
+
+    def _preempting(self) -> Callable[[int | None], int] | None:
+        return None if self._preempt is None else self._preempt()
+
+    def attend_beside_engine(self) -> tuple[float, bool]:
+        """What the thread of its own does. Seconds until there is more to do, and whether that is when a step has ended."""
+        with self.lock:
+            computing = self.blocks.computing
+            wait = self.blocks.attend(None if computing else self._preempting() or _nobody, PATIENCE_MS)
+            self._step_over.clear()
+            ordered = self.space.ordered_away()
+            return min(LONGEST_LOOK_S, wait or LONGEST_LOOK_S), ordered or computing and self.space.demanded() > 0
+
+    def await_step(self, seconds: float) -> None:
+        self._step_over.wait(seconds)
+
+
+def _nobody(_chunks: int | None) -> int:
+    """Nothing has been scheduled yet."""
+    return 0
+
+
+def _attend_while_it_lives(cache: weakref.ref[ElasticCache]) -> None:
+    while (here := cache()) is not None:
+        seconds, when_step_has_ended = here.attend_beside_engine()
+        if when_step_has_ended:
+            here.await_step(seconds)
+        else:
+            space = here.space
+            del here  # else it lived as long as this waits
+            space.await_demand(max(1, int(seconds * 1000)))
+            del space

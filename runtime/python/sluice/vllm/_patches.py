@@ -1,0 +1,220 @@
+"""Where vLLM's engine meets the elastic cache: it allocates the cache, has a pool of blocks, asks that for slots, and makes steps.
+
+    worker: _allocate_kv_cache_tensors ─► a range of the pool, chunk 0 behind it ─► views of the layers
+    scheduler: BlockPool ─► takes that over; allocate_slots ─► grows where it would say no
+               schedule … update_from_output ─► a step is in flight; what is idle, or demanded, goes before and after it
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import vllm.v1.core.kv_cache_coordinator as coordinator
+from vllm.v1.core.block_pool import BlockPool
+from vllm.v1.core.kv_cache_manager import KVCacheManager
+from vllm.v1.core.kv_cache_utils import KVCacheBlock
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.kv_cache_interface import AttentionSpec, KVCacheConfig, MambaSpec, UniformTypeKVCacheSpecs
+from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+from sluice.vllm import _checks
+from sluice.vllm._cache import ElasticCache
+from sluice.vllm._elastic import Keeping, requests_to_preempt
+from sluice.vllm._layout import DoesNotFit, Layout
+from sluice.vllm._space import PoolSpace
+
+logger = logging.getLogger("vllm.sluice")
+FIRST_CHUNK_MS = 60_000  # a start waits so long for the one chunk that it cannot do without
+
+
+@dataclass
+class _Allocated:
+    """A range that a worker has allocated, and no pool of blocks has taken over yet."""
+
+    layout: Layout
+    space: PoolSpace
+
+
+_allocated: list[_Allocated] = []
+
+
+class ElasticBlockPool(BlockPool):
+    """vLLM's, with the blocks of the chunks that there are."""
+
+    def __init__(self, num_gpu_blocks: int, enable_caching: bool, hash_block_size: int, enable_kv_cache_events: bool = False,
+                 metrics_collector: Any = None) -> None:
+        if not _allocated:
+            raise _checks.Refused("no worker in this process has allocated it: either that is another process, or has vLLM's second model runner "
+                                  "(VLLM_USE_V2_MODEL_RUNNER=0)")
+        allocated = _allocated.pop()
+        super().__init__(1, enable_caching, hash_block_size, enable_kv_cache_events, metrics_collector)
+        self.elastic = ElasticCache(allocated.layout, allocated.space, keeping(), KVCacheBlock, self._maybe_evict_cached_block)
+        self.blocks = _ById(self.elastic)
+        self.free_block_queue = self.elastic.blocks.free
+        self.null_block = self.elastic.blocks.null_block
+        self.null_block.is_null = True
+
+    @property
+    def num_gpu_blocks(self) -> int:
+        """Those of the chunks that there are, as what is in use is what is not free."""
+        if not hasattr(self, "elastic") or self.elastic.blocks.resting:
+            return 1
+        return self.elastic.blocks.owned * self.elastic.blocks.layout.blocks_per_chunk
+
+    @num_gpu_blocks.setter
+    def num_gpu_blocks(self, count: int) -> None:
+        """vLLM's own beginning sets it."""
+
+    def reset_prefix_cache(self) -> bool:
+        if not super().reset_prefix_cache():
+            return False
+        self.elastic.blocks.free.forget_cached()
+        return True
+
+    def get_usage(self) -> float:
+        """Of all blocks that there can be: the capacity that vLLM was started with."""
+        most = self.elastic.blocks.layout.blocks - 1
+        return self.elastic.blocks.free.live / most if most else 0.0
+
+
+class _ById:
+    """The blocks that there are, by id, as long as all ids."""
+
+    def __init__(self, elastic: ElasticCache) -> None:
+        self._blocks = elastic.blocks.blocks
+        self._ids = elastic.blocks.layout.ids
+
+    def __len__(self) -> int:
+        return self._ids
+
+    def __getitem__(self, block_id: int) -> KVCacheBlock:
+        return self._blocks[block_id]
+
+    def __iter__(self) -> Iterator[KVCacheBlock]:
+        return iter(list(self._blocks.values()))
+
+
+def keeping() -> Keeping:
+    """What the environment says of it."""
+    usual = Keeping()
+    return Keeping(_number("SLUICE_VLLM_SPARE_CHUNKS", usual.spare), _number("SLUICE_VLLM_CACHED_CHUNKS", usual.cached),
+                   _number("SLUICE_VLLM_LINGER_MS", int(usual.linger_s * 1000)) / 1000)
+
+
+def _number(name: str, usual: int) -> int:
+    text = os.environ.get(name, "")
+    if text and not text.isdecimal():
+        raise _checks.Refused(f"{name} is {text!r}, must be a number of 0 or more")
+    return int(text) if text else usual
+
+
+def _allocate(runner: GPUModelRunner, kv_cache: KVCacheConfig) -> dict[str, torch.Tensor]:
+    """What vLLM does with `torch.zeros`: each layer's view, in a range of the pool."""
+    config = runner.vllm_config
+    backends = {group.backend.get_name() for groups in runner.attn_groups for group in groups}
+    _checks.check_engine(config, runner.device.type, backends, config.scheduler_config.get_scheduler_cls(), (Scheduler, AsyncScheduler))
+    page = _checks.check_tensors(kv_cache, (AttentionSpec,))
+    keeping()
+    space = PoolSpace(os.environ.get("SLUICE_NAME") or "vllm")
+    try:
+        layout = Layout.for_blocks(kv_cache.num_blocks, space.chunk_bytes, page, len(kv_cache.kv_cache_tensors))
+    except DoesNotFit as why:
+        raise _checks.Refused(str(why)) from why
+    if layout.chunks > space.pool_chunks:
+        raise _checks.Refused(f"it is to have up to {kv_cache.num_blocks} blocks, which are {layout.chunks} chunks, and the pool has "
+                              f"{space.pool_chunks}: --num-gpu-blocks-override {space.pool_chunks * layout.blocks_per_chunk} at most, or "
+                              "--kv-cache-memory-bytes likewise, or a larger pool")
+    base = space.reserve(layout.chunks)
+    if not space.back([0], FIRST_CHUNK_MS):
+        raise _checks.Refused(f"the pool has not granted the first chunk within {FIRST_CHUNK_MS // 1000} s")
+    memory = (ctypes.c_int8 * (layout.chunks * layout.chunk_bytes)).from_address(base)
+    memory.space = space  # which lives as long as a view does
+    whole = torch.frombuffer(memory, dtype=torch.int8)
+    views = {}
+    for layer, tensor in enumerate(kv_cache.kv_cache_tensors):
+        begin, length = layout.view(layer)
+        views.update(dict.fromkeys(tensor.shared_by, whole[begin:begin + length]))
+    _allocated[:] = [_Allocated(layout, space)]
+    logger.info("The KV cache lies in Sluice's pool: up to %d chunks of %d bytes, with %d blocks each", layout.chunks, layout.chunk_bytes,
+                layout.blocks_per_chunk)
+    return views
+
+
+def _cache_of(scheduler: Scheduler) -> ElasticCache:
+    return scheduler.kv_cache_manager.block_pool.elastic
+
+
+def _preempt(scheduler: Scheduler, chunks: int | None) -> int:
+    """Ends what runs on so many chunks, or all that runs, as vLLM itself does when its cache is reset: it is computed anew later."""
+    blocks = _cache_of(scheduler).blocks
+    held = [(request, blocks.chunks_of(block_id for group in scheduler.kv_cache_manager.get_block_ids(request.request_id) for block_id in group) - {0})
+            for request in scheduler.running]
+    chosen = list(scheduler.running) if chunks is None else requests_to_preempt(held, chunks)
+    for request in reversed(chosen):  # so that they are served in the same order as before
+        scheduler.running.remove(request)
+        scheduler._preempt_request(request, time.monotonic())
+        request.async_tokens_to_discard += request.num_output_placeholders  # what is in flight for it
+        request.num_output_placeholders = 0
+        scheduler.prev_step_scheduled_req_ids.discard(request.request_id)
+    return len(chosen)
+
+
+def _wrap(owner: type, name: str, around: Callable[..., Any]) -> None:
+    """`around` is called in its place, with the function that was there first."""
+    inner = getattr(owner, name)
+
+    @functools.wraps(inner)
+    def outer(*arguments: Any, **named: Any) -> Any:
+        return around(inner, *arguments, **named)
+
+    setattr(owner, name, outer)
+
+
+def _allocate_slots(inner: Callable[..., Any], manager: KVCacheManager, *arguments: Any, **named: Any) -> Any:
+    while (slots := inner(manager, *arguments, **named)) is None and manager.block_pool.elastic.grow():
+        pass
+    return slots
+
+
+def _schedule(inner: Callable[..., Any], scheduler: Scheduler, *arguments: Any, **named: Any) -> Any:
+    cache = _cache_of(scheduler)
+    with cache.lock:
+        cache.preempt_by(scheduler.sluice_preempt)
+        cache.before_step()
+        made = inner(scheduler, *arguments, **named)
+        cache.launched()
+        return made
+
+
+def _update_from_output(inner: Callable[..., Any], scheduler: Scheduler, *arguments: Any, **named: Any) -> Any:
+    cache = _cache_of(scheduler)
+    with cache.lock:
+        made = inner(scheduler, *arguments, **named)
+        cache.after_step()
+        return made
+
+
+def _with_lock(inner: Callable[..., Any], scheduler: Scheduler, *arguments: Any, **named: Any) -> Any:
+    with _cache_of(scheduler).lock:
+        return inner(scheduler, *arguments, **named)
+
+
+def install() -> None:
+    """From now on engines of this process have an elastic cache."""
+    GPUModelRunner._allocate_kv_cache_tensors = _allocate
+    coordinator.BlockPool = ElasticBlockPool
+    Scheduler.sluice_preempt = _preempt
+    _wrap(KVCacheManager, "allocate_slots", _allocate_slots)
+    _wrap(Scheduler, "schedule", _schedule)
+    _wrap(Scheduler, "update_from_output", _update_from_output)
+    _wrap(Scheduler, "finish_requests", _with_lock)
+    _wrap(Scheduler, "reset_prefix_cache", _with_lock)

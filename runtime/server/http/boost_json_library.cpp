@@ -1,0 +1,2 @@
+// Boost.JSON's own sources, which it has in headers: compiled here, once.
+#include <boost/json/src.hpp>
