@@ -6,7 +6,9 @@ import contextlib
 import json
 import os
 import re
+import statistics
 import subprocess
+import time
 import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
@@ -33,6 +35,36 @@ def add_model(repository: Path, name: str, module, inputs: Tensors, outputs: Ten
         for tensor, (kind, dims) in tensors.items():
             lines.append(f'{key} {{ name: "{tensor}" data_type: {kind} dims: [ {", ".join(map(str, dims))} ] }}')
     (folder / "config.pbtxt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def add_rounds_models(repository: Path, *names: str) -> float:
+    """Models that take as long as they are told, `n` rounds; returns what a round takes here, in milliseconds."""
+    import torch
+
+    torch.set_num_threads(1)
+
+    class Rounds(torch.nn.Module):
+        """So many products of a matrix."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.matrix = torch.nn.Parameter(torch.eye(96))
+
+        def forward(self, n: int) -> torch.Tensor:
+            product = self.matrix
+            for _ in range(n):
+                product = product @ self.matrix
+            return product.sum().reshape(1)
+
+    scripted, rounds, times = torch.jit.script(Rounds()), 500, []
+    for name in names:
+        add_model(repository, name, scripted, {"n": ("TYPE_INT64", [1])}, {"y": ("TYPE_FP32", [1])})
+    with torch.inference_mode():
+        for _ in range(20):
+            began = time.monotonic()
+            scripted(rounds)
+            times.append(time.monotonic() - began)
+    return 1e3 * statistics.median(times[5:]) / rounds
 
 
 class Server:

@@ -228,7 +228,7 @@ def _disturb(job: Job, training: subprocess.Popen, folder: Path, demands: int, s
         for at in range(len(job.devices) or 1)], {**environment(), "SLUICE_BROKER": str(binaries / "sluice")})
     (folder / "enough").touch()
     try:
-        ended = f"ended with {training.wait(120)}"
+        ended = f"ended with {training.wait(600)}"
     except subprocess.TimeoutExpired:
         ended = "has not ended"
     if training.returncode != 0 or any(server.returncode for server in servers):

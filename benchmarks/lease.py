@@ -2,10 +2,12 @@
 
     ./benchmarks/run.sh lease [--only cuda-vit-l-16-1] [--models bert-base] [--loads 10 50] [--systems sluice] [--seconds 6]
     ./benchmarks/run.sh lease --backend host --models tiny --only host-charlm-1      # tries it without a GPU
+    ./benchmarks/run.sh lease --models fastapi --loads 10 50                         # an engine in the place of models
 
 One server has all models warm, of which one is asked at a time: `bert-base` (half precision, one text of 128 tokens) and
 `resnet50` (half precision, one image of 3x64x64, which the model enlarges to 224x224 itself, since bodies are JSON); `tiny`
-are two that compute for 3 ms on a processor. A load is a share of the rate that the server reaches without training
+are two that compute for 3 ms on a processor; `fastapi` is the example's engine, an unmodified server with FastAPI and transformers, whose
+cells are those of the record `engines` (`part=beside`). A load is a share of the rate that the server reaches without training
 when a few connections ask without a pause; requests arrive by a Poisson process, the same for every system, and a latency
 counts from its arrival. Cells of 10 % load take twice the seconds. Where a system cannot keep up, requests that were never
 sent count with the time they had waited (`unsent_percent`).
@@ -34,7 +36,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from brokers import clear_up_on_sigterm, end_broker
@@ -55,9 +57,12 @@ INFER_ONLY, SLICING = "infer-only", "time slicing"
 SYSTEMS = (*PAUSES, SLICING)
 JOBS = {"cuda": ("cuda-gpt2-medium-1", "cuda-resnet50-1", "cuda-vit-l-16-1"), "host": ("host-charlm-1", "host-convnet-1")}
 TRIED = {"cuda": JOBS["cuda"], "host": JOBS["host"][:1]}
-MODELS = {"bert-base": ("bert-base",), "resnet50": ("resnet50",), "tiny": ("tiny-products", "tiny-tanh")}
+MODELS = {"bert-base": ("bert-base",), "resnet50": ("resnet50",), "tiny": ("tiny-products", "tiny-tanh"), "fastapi": ("fastapi",)}
+#: Engines: what they are started with, by backend, and what they are asked.
+ENGINES = {"fastapi": {"cuda": ("--layers", "8", "--width", "1024"), "host": ("--layers", "2", "--width", "128")}}
+ENGINE_PATH, ENGINE_BODY = "/v1/completions", {"prompt": "Once upon a time", "max_tokens": 16}
 SERVED = {"cuda": ("bert-base", "resnet50"), "host": ("tiny",)}
-INPUTS = {"bert-base": "128 tokens", "resnet50": "3x64x64, enlarged in the model"}
+INPUTS = {"fastapi": "16 bytes, 16 tokens", "bert-base": "128 tokens", "resnet50": "3x64x64, enlarged in the model"}
 LOADS = (10, 50, 90)
 FULL = 90  # from this load on points are told, not a share
 
@@ -130,7 +135,7 @@ class Clients:
 
     def ask(self, server: Server, repository: Path, model: str, **how: object) -> Served:
         """Raises Failed for an answer that is none."""
-        given = {"address": server.address, "path": f"/v2/models/{model}/infer", "body": str(repository / f"{model}.json"), **how}
+        given = {"address": server.address, "path": ENGINE_PATH if model in ENGINES else f"/v2/models/{model}/infer", "body": str(repository / f"{model}.json"), **how}
         self._process.stdin.write(json.dumps(given) + "\n")
         self._process.stdin.flush()
         if not (line := self._process.stdout.readline()):
@@ -228,7 +233,11 @@ class Stage:
         self._ends.close()
 
     def write_models(self) -> None:
-        subprocess.run([sys.executable, ROOT / "benchmarks" / "lease_models.py", self.repository, *self._models], check=True)
+        self.repository.mkdir()
+        for name in ENGINES:
+            (self.repository / f"{name}.json").write_text(json.dumps(ENGINE_BODY), encoding="utf-8")
+        if models := [each for each in self._models if each not in ENGINES]:
+            subprocess.run([sys.executable, ROOT / "benchmarks" / "lease_models.py", self.repository, *models], check=True)
 
     def _runtime(self, name: str) -> Path:
         folder = self._folder / name
@@ -251,10 +260,13 @@ class Stage:
         if runtime in self._servers:
             self.end_server(runtime)
         policy = self._folder / f"{runtime}.yaml"
-        models = "".join(f"  - {{name: {name}, slo: {{latency: 100ms}}, warm: {{mode: always}}, max_queue: 100000}}\n"
-                         for name in self._models)
+        memory_of_engines = "own" if runtime == "own" else "pool"
+        warm = {name: "" if name in ENGINES and memory_of_engines == "own" else "warm: {mode: always}, " for name in self._models}
+        models = "".join(f"  - {{name: {name}, slo: {{latency: 100ms}}, {warm[name]}max_queue: 100000"
+                         f"{self._engine(name, memory_of_engines) if name in ENGINES else ''}}}\n" for name in self._models)
+        repository = "" if all(name in ENGINES for name in self._models) else f"model_repository: {self.repository}, "
         policy.write_text(
-            f"version: 1\nserver: {{model_repository: {self.repository}, request_timeout: 1m}}\n"
+            f"version: 1\nserver: {{{repository}request_timeout: 1m}}\n"
             f"pool: {{backend: {self._options.backend}, memory: {memory}}}\n"
             f"training: {{{pause}, run_ahead: {self._options.run_ahead}}}\nmodels:\n{models}", encoding="utf-8")
         server = Server(self._program, policy, self._environment(runtime), self._folder / f"{runtime}.log")
@@ -267,6 +279,12 @@ class Stage:
             while warm < WARM_UP_REQUESTS:
                 warm += len(self.clients.ask(server, self.repository, model, connections=2, closed_s=0.25).latency_us)
         return server
+
+    def _engine(self, name: str, memory: str) -> str:
+        """The rest of its line in the policy."""
+        program = (sys.executable, ROOT / "examples" / "engine" / "server.py", *ENGINES[name][self._options.backend], "--port", "{port}")
+        return (f", engine: {{command: [{', '.join(repr(str(part)) for part in program)}], ready: /health, routes: [/v1/*], start: at_boot, "
+                f"start_timeout: 3m, memory: {memory}}}")
 
     def end_server(self, runtime: str) -> None:
         self._servers.pop(runtime).end()
@@ -462,8 +480,11 @@ def written(results: Results, options: argparse.Namespace) -> Iterator[None]:
     try:
         yield
     finally:
-        if results.cells:
-            write("lease", results.cells, gpus=int(options.backend == "cuda"), accumulate=True)
+        of_engines = [cell for cell in results.cells if cell.params["model"] in ENGINES]
+        for name, cells in (("lease", [cell for cell in results.cells if cell not in of_engines]),
+                            ("engines", [replace(cell, params={"part": "beside", **cell.params}) for cell in of_engines])):
+            if cells:
+                write(name, cells, gpus=int(options.backend == "cuda"), accumulate=True)
 
 
 def main() -> int:

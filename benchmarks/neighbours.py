@@ -18,7 +18,6 @@ import multiprocessing
 import os
 import resource
 import socket
-import statistics
 import tempfile
 import threading
 import time
@@ -27,7 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from brokers import clear_up_on_sigterm, end_broker
-from endpoint import Server, add_model, environment_of
+from endpoint import Server, add_model, add_rounds_models, environment_of
 from records import ROOT, Cell, distribution, single, write
 
 from demonstration.processes import Failed
@@ -45,38 +44,12 @@ def add_models(repository: Path) -> tuple[int, int]:
     """The models' files; how many rounds make the fast and the slow one as long as they are named."""
     import torch
 
-    torch.set_num_threads(1)
-
-    class Rounds(torch.nn.Module):
-        """So many products of a matrix."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.matrix = torch.nn.Parameter(torch.eye(96))
-
-        def forward(self, n: int) -> torch.Tensor:
-            product = self.matrix
-            for _ in range(n):
-                product = product @ self.matrix
-            return product.sum().reshape(1)
-
     class Sum(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x.sum(1, keepdim=True)
 
-    for name in ("fast", "slow"):
-        add_model(repository, name, Rounds(), {"n": ("TYPE_INT64", [1])}, {"y": ("TYPE_FP32", [1])})
+    a_round_ms = add_rounds_models(repository, "fast", "slow")
     add_model(repository, "sum", Sum(), {"x": ("TYPE_FP32", [NUMBERS])}, {"y": ("TYPE_FP32", [1])}, max_batch=1)
-
-    compiled, rounds = torch.jit.script(Rounds()), 200
-    with torch.inference_mode():
-        compiled(rounds)
-        times = []
-        for _ in range(20):
-            began = time.monotonic()
-            compiled(rounds)
-            times.append(time.monotonic() - began)
-    a_round_ms = 1e3 * statistics.median(times) / rounds
     return max(1, round(FAST_MS / a_round_ms)), round(SLOW_MS / a_round_ms)
 
 

@@ -1,6 +1,6 @@
 """What it costs to take a live process's memory and to give it back, on a GPU.
 
-    ./benchmarks/run.sh parking [--gib 16] [--large-gib 40] [--rounds 5] [--parts | --process]
+    ./benchmarks/run.sh parking [--gib 16] [--large-gib 40] [--rounds 5] [--only parts process small resident]
 
 A torch process that knows nothing of Sluice keeps `--gib` GiB; a server takes all of it, first after its contents have changed
 (`dirty`), then after they have not (`clean`), and gives it back, whereupon the next kernel waits until all is there. `first_chunk_ms` is a demand of one chunk, while nothing is free. `park_ratio`
@@ -9,7 +9,7 @@ of `--large-gib`. `checkpoint`: the same process outside of the pool under the d
 `checkpoint_ratio` and `restore_ratio` say how many times as long it takes. `resident`: steps of GPT-2-like training under `sluice
 run` with host copies against the same without Sluice, in turns.
 
-`--parts` measures only what it is made of: chunks copied through the ring, out and back, their hash, and each copied behind its
+`parts` are what it is made of: chunks copied through the ring, out and back, their hash, and each copied behind its
 hash. With `--fake` the driver is the tests', whose device is the host: for trying the parts; the record lies beside the build.
 """
 
@@ -34,6 +34,7 @@ MIB, GIB = 1 << 20, 1 << 30
 PLAIN = "one plain copy of the same bytes out, same round"
 PARTS = {"copy out": "out", "copy in": "in", "hash": "hash", "hash and copy out": "both"}
 FIRST_CHUNK_MS = 3
+STAGES = ("parts", "process", "checkpoint", "small", "resident")
 CHUNK = 64 * MIB
 
 
@@ -266,14 +267,13 @@ def measure_steps(build: Path, turns: int, steps: int) -> list[Cell]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--parts", action="store_true", help="only what it is made of")
-    parser.add_argument("--process", action="store_true", help="only that, and a live process")
+    parser.add_argument("--only", nargs="+", choices=STAGES, default=[*STAGES], help="checkpoint needs process")
     parser.add_argument("--gib", type=float, default=16)
     parser.add_argument("--large-gib", type=float, default=40)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--turns", type=int, default=6)
     parser.add_argument("--preset", default="release")
-    parser.add_argument("--fake", action="store_true", help="with --parts, over the tests' driver")
+    parser.add_argument("--fake", action="store_true", help="with --only parts, over the tests' driver")
     chosen = parser.parse_args()
     build = ROOT / "build" / chosen.preset
 
@@ -281,18 +281,21 @@ def main() -> None:
         """As they come, so that nothing is lost where a later one fails."""
         write("parking", cells, gpus=0 if chosen.fake else 1, accumulate=True, folder=build / "results" if chosen.fake else RESULTS)
 
-    size = int(chosen.gib * GIB)
-    parts = copies(build, size, chosen.rounds, fake=chosen.fake)
-    record(cells_of(parts, size))
-    if chosen.parts:
-        return
-    of_process, ours = measure_process(build, chosen.gib, chosen.rounds, statistics.median(one["plain"] for one in parts))
-    record(of_process)
-    if chosen.process:
-        return
-    record(measure_checkpoint(chosen.gib, 2, ours))
-    record(measure_small(build, chosen.large_gib, chosen.rounds))
-    record(measure_steps(build, chosen.turns, 150))
+    if "checkpoint" in chosen.only and "process" not in chosen.only:
+        parser.error("checkpoint is measured against process: --only process checkpoint")
+    if "parts" in chosen.only or "process" in chosen.only:
+        size = int(chosen.gib * GIB)
+        parts = copies(build, size, chosen.rounds, fake=chosen.fake)
+        record(cells_of(parts, size))
+    if "process" in chosen.only:
+        of_process, ours = measure_process(build, chosen.gib, chosen.rounds, statistics.median(one["plain"] for one in parts))
+        record(of_process)
+    if "checkpoint" in chosen.only:
+        record(measure_checkpoint(chosen.gib, 2, ours))
+    if "small" in chosen.only:
+        record(measure_small(build, chosen.large_gib, chosen.rounds))
+    if "resident" in chosen.only:
+        record(measure_steps(build, chosen.turns, 150))
 
 
 if __name__ == "__main__":

@@ -182,6 +182,7 @@ int main(int argc, char** argv) {
   double window_s = 60.0;
   bool asked = false;
   app.add_option("--runtime-dir", how.runtime_dir);
+  app.add_option("--device", how.device, "whose pool it is; default: the first one's");
   app.add_option("--least", one.least, "bytes of an acquisition");
   app.add_option("--most", one.most, "default: the same");
   app.add_option("--count", one.count, "of acquisitions");
@@ -192,6 +193,8 @@ int main(int argc, char** argv) {
   app.add_option("--window-s", window_s, "length of these windows");
   app.add_option("--demanders", demanders, "that ask beside each other");
   app.add_flag("--gives-back", one.gives_back, "what is owed to a job");
+  app.add_flag("--from-engines", how.demands_from_engines,
+               "when jobs have given all that they can");
   app.add_flag("--asked", asked,
                "as standard input says, a line for each: bytes from others, or 0");
   app.add_option("--patience-s", one.patience_s, "of an acquisition");

@@ -4,6 +4,9 @@ that is, in the simulator, which runs the scheduler's own code.
 A cell is a trace, a load (the service's share of the time, at the mean rate) and a latency in services. One model of 1 GiB, exponential
 services, the first tenth left out; its reserve is none, so that its memory goes back. `--traces` names a folder with the Azure LLM
 traces, which are played at their own pace with services that make the load.
+
+With `--where server` the running server is asked instead (prediction_server.py): a cell is a model of two or four that share the host's
+device, and how its requests come. What the record has of the other place stays.
 """
 
 from __future__ import annotations
@@ -14,6 +17,8 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+from brokers import clear_up_on_sigterm
+from prediction_server import server_cells
 from records import ROOT, Cell, single, write
 
 LOADS_PERCENT = (30, 50, 80)
@@ -59,25 +64,42 @@ def cell(preset: str, name: str, trace: str, rate: float, skip_s: float, load: i
                  "released_percent": single(100 * float(seen["released_share"]))}, TARGET)
 
 
-def within_three(cells: list[dict]) -> list[str]:
-    met = sum(each["met"]["error_points.value"] for each in cells)
-    return [f"{met} of {len(cells)} cells within 3 points; 90 % of them were wanted"]
+def within_bounds(cells: list[dict]) -> list[str]:
+    notes = []
+    for where, points, wanted in (("simulator", 3, "90 % of them"), ("server", 6, "all")):
+        those = [each["met"]["error_points.value"] for each in cells if each["params"]["where"] == where]
+        if those:
+            notes.append(f"{where}: {sum(those)} of {len(those)} cells within {points} points; {wanted} were wanted")
+    return notes
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--traces", type=Path, help="folder with the Azure LLM traces")
-    parser.add_argument("--preset", default="release")
-    args = parser.parse_args()
+def simulated(preset: str, traces: Path | None) -> list[Cell]:
     sources = [(name, trace, RATE_PER_S, LENGTH_S / 10) for name, trace in GENERATED.items()]
-    if args.traces:
-        sources += [(name, str(args.traces / file), rate, 350.0) for name, (file, rate) in FILES.items()]
+    if traces:
+        sources += [(name, str(traces / file), rate, 350.0) for name, (file, rate) in FILES.items()]
     wanted = [(*source, load, latency) for source in sources for load in LOADS_PERCENT for latency in LATENCIES]
     cells = []
     for each in wanted:
-        cells.append(cell(args.preset, *each))
+        cells.append(cell(preset, *each))
         print(f"{len(cells)} of {len(wanted)}: {each[0]}, load {each[4]} %, {each[5]} services", flush=True)
-    write("prediction", cells, summary=within_three)
+    return cells
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--where", choices=("simulator", "server"), default="simulator")
+    parser.add_argument("--traces", type=Path, help="folder with the Azure LLM traces, of the simulator")
+    parser.add_argument("--seeds", type=int, default=5, help="runs of the server for each cell")
+    parser.add_argument("--before", type=float, default=30.0, help="seconds of each that do not count")
+    parser.add_argument("--length", type=float, default=120.0, help="seconds of each that do")
+    parser.add_argument("--preset", default="release")
+    args = parser.parse_args()
+    clear_up_on_sigterm()
+    if args.where == "simulator":
+        cells = simulated(args.preset, args.traces)
+    else:
+        cells = list(server_cells(args.preset, args.seeds, args.before, args.length))
+    write("prediction", cells, accumulate=True, summary=within_bounds)
 
 
 if __name__ == "__main__":

@@ -32,8 +32,9 @@ UNITS = ("us", "ms", "s", "bytes", "per_s", "ratio", "percent")
 COUNTS = ("aborts", "rebuilds", "kills", "killed_trainers", "killed_servers", "killed_brokers", "leaked_chunks", "hangs",
           "server_errors", "wrong_contents", "failed_starts", "served", "handovers", "probes",
           "probes_that_saw", "revocations", "faults", "refused", "undisturbed_runs", "stitched_ranges", "stitched_chunks",
-          "stitched_chunks_mean", "touched_chunks", "kept_chunks", "runs", "steps", "discards",
+          "stitched_chunks_mean", "touched_chunks", "kept_chunks", "runs", "steps", "parks", "bit_equal", "discards",
           "optimizer_in_vain", "discarding_steps", "collectives", "wrong", "timeouts", "pauses", "idle_share", "lost_points", "error_points",
+          "margin_points", "dominated_points", "partial_margin_points", "partial_dominated_points",
           "bytes_per_model", "bytes_per_request", "decisions_per_tick")
 BOUND = re.compile(r"(<=|>=|<|>)\s*([0-9.eE+-]+)")
 

@@ -7,6 +7,8 @@
 ///
 /// `simulator`: plays a trace that lies in memory to one policy. `memory`: the most bytes that the simulator had in use, which is
 /// counted where they are allocated, for a number of models, and for a number of requests that all are there at once.
+///
+/// `placement`: places models over devices by attainment, round robin and first fit, and plays a trace to each placement.
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -22,9 +24,12 @@
 #include <vector>
 
 #include "runtime/simulator/generators.hpp"
+#include "runtime/simulator/placing.hpp"
+#include "runtime/simulator/replicas.hpp"
 #include "runtime/simulator/simulation.hpp"
 #include "scheduler/agenda.hpp"
 #include "scheduler/model_controller.hpp"
+#include "scheduler/placement.hpp"
 #include "scheduler/reserve.hpp"
 
 namespace {
@@ -76,6 +81,8 @@ struct settings {
   double warm_up_s = 300.0;
   double length_s = 600.0;
   std::size_t requests = 4'000'000;
+  std::size_t devices = 8;
+  double utilisation = 0.6;
   std::uint64_t seed = 1;
 };
 
@@ -156,7 +163,7 @@ class many_models {
     std::size_t model;
   };
   struct last_report {
-    double loads_per_s = 0.0;
+    scheduler::cold_model cold;
   };
 
   void play(request const& it) {
@@ -170,12 +177,13 @@ class many_models {
 
   std::size_t tick(instant now) {
     auto const count = agenda_.take(now, [&](std::size_t model) {
-      reports_[model].loads_per_s = controllers_[model].tick(now).warm.chosen.loads_per_s;
+      reports_[model].cold =
+          scheduler::cold_model_of(controllers_[model].tick(now).warm, weight_bytes);
       agenda_.want_at(model, controllers_[model].due());
     });
     cold_.clear();
     for (auto const& each : reports_) {
-      cold_.push_back({weight_bytes, each.loads_per_s});
+      cold_.push_back(each.cold);
     }
     reserve_ = scheduler::reserve_size(cold_, 64 * weight_bytes);
     return count;
@@ -201,7 +209,7 @@ simulator::simulation_outcome simulated_run(std::string const& policy,
                                             simulator::trace const& requests) {
   auto const models = simulated(requests.models.size());
   auto const keeping = simulator::make_keeping(
-      policy, {.models = &models, .requests = &requests, .memory_bytes = 64ULL << 30U});
+      policy, {.models = &models, .requests = &requests, .memory_bytes = {64ULL << 30U}});
   return simulator::simulate(requests, models, *keeping, {});
 }
 
@@ -246,9 +254,55 @@ json memory(settings const& how) {
            slope(most_bytes(how.policy, 1, few), most_bytes(how.policy, 1, many))}};
 }
 
+/// Sizes from 1 to 8 GiB in turn, requests by Zipf's distribution; of devices that have a fifth more memory than all models need.
+json placements(settings const& how) {
+  constexpr double service_s = 0.05;
+  double const rate_per_s = how.utilisation * static_cast<double>(how.devices) / service_s;
+  auto const requests = simulator::generate(
+      "poisson:rate=" + std::to_string(rate_per_s) + ",zipf=" + std::to_string(how.zipf),
+      {.length_s = static_cast<double>(how.requests) / rate_per_s,
+       .models = static_cast<std::uint32_t>(how.models),
+       .service_s = service_s,
+       .service_scv = 1.0,
+       .seed = how.seed});
+  std::vector<std::uint64_t> bytes;
+  std::uint64_t all = 0;
+  for (std::size_t i = 0; i < how.models; ++i) {
+    bytes.push_back((1 + i % 8) << 30U);
+    all += bytes.back();
+  }
+  std::vector<scheduler::placement_device> const devices(
+      how.devices, {(all + all / 5) / how.devices + (8ULL << 30U)});
+  auto const models = simulator::placeable_models(requests, {.bytes = bytes, .latency = 400ms});
+  json said{{"requests", requests.requests.size()}};
+  for (std::string const rule : {"attainment", "round-robin", "first-fit", "work"}) {
+    auto const begin = processor_us();
+    auto const found =
+        simulator::place(requests, models, devices, simulator::parse_placing(rule), {});
+    auto const took_us = us_since(begin);
+    auto const there = simulator::spread(requests, found.devices_of, {.seed = how.seed});
+    auto const replicas = simulator::replicas_of(models, there, {.latency = 400ms});
+    auto const count = static_cast<unsigned>(how.devices);
+    auto const policy = simulator::make_keeping(
+        "always", {.models = &replicas, .requests = &there.requests, .devices = count});
+    auto const seen = simulator::gathered(
+        simulator::simulate(there.requests, replicas, *policy, {.devices = count}), there);
+    said[rule] = {{"placement_s", 1e-6 * took_us},
+                  {"replicas", replicas.size()},
+                  {"left_out", found.left_out.size()},
+                  {"predicted_percent",
+                   100.0 * scheduler::predict_placement(models, devices, found, {}).share_within},
+                  {"in_time_percent", 100.0 * seen.in_time()}};
+  }
+  return said;
+}
+
 json run(settings const& how) {
   if (how.part == "ticks") {
     return many_models{how}.run();
+  }
+  if (how.part == "placement") {
+    return placements(how);
   }
   return how.part == "simulator" ? time_simulator(how) : memory(how);
 }
@@ -256,9 +310,10 @@ json run(settings const& how) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  CLI::App app{"Times the scheduler's ticks, or the simulator"};
+  CLI::App app{"Times the scheduler's ticks, the simulator, or placements"};
   settings how;
-  app.add_option("--part", how.part)->check(CLI::IsMember({"ticks", "simulator", "memory"}));
+  app.add_option("--part", how.part)
+      ->check(CLI::IsMember({"ticks", "simulator", "memory", "placement"}));
   app.add_option("--policy", how.policy, "of the simulator");
   app.add_option("--models", how.models);
   app.add_option("--rate-per-model", how.rate_per_model, "requests per second");
@@ -266,6 +321,8 @@ int main(int argc, char** argv) {
   app.add_option("--warm-up-s", how.warm_up_s, "of the played time");
   app.add_option("--length-s", how.length_s, "of the played time, after that");
   app.add_option("--requests", how.requests, "of the simulator");
+  app.add_option("--devices", how.devices, "of a placement")->check(CLI::Range(1, 4096));
+  app.add_option("--utilisation", how.utilisation, "of them")->check(CLI::Range(0.0, 10.0));
   app.add_option("--seed", how.seed);
   CLI11_PARSE(app, argc, argv);
   try {
