@@ -65,7 +65,9 @@ nlohmann::json each_pool(std::string const& runtime_dir, std::optional<int> devi
                          Describe&& describe) {
   auto found = nlohmann::json::array();
   std::string there;
-  auto const pools = questions{runtime_dir}.ask({{"type", "pools"}})["pools"];
+  // Stays open to the end: a broker that nobody talks to may end between two conversations.
+  questions const kept{runtime_dir};
+  auto const pools = kept.ask({{"type", "pools"}})["pools"];
   for (auto const& pool : pools) {
     there += (there.empty() ? "" : ", ") + pool["device"].dump();
     if (device && pool["device"] != *device) {

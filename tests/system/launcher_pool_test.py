@@ -8,7 +8,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from patience import PATIENCE_SECONDS
+from patience import PATIENCE_SECONDS, eventually
 
 from launching import POOL, SHOW_ENVIRONMENT, alive, call, environment_in, run
 
@@ -66,6 +66,27 @@ def test_a_broker_waits_for_who_started_it_however_soon_it_ends_without_clients(
     finally:
         broker.kill()
         broker.communicate()
+
+
+def test_a_broker_that_is_asked_several_questions_ends_after_the_last(sluice, monkeypatch):
+    """Which pools there are is one conversation, each pool's status another."""
+
+    def answered():
+        done = call(sluice, "status", "--json")
+        starts = "no broker runs" in done.stderr or "does not listen there" in done.stderr
+        return None if starts and broker.poll() is None else done
+
+    monkeypatch.setenv("SLUICE_BROKER_IDLE_EXIT_MS", "0")
+    for _ in range(20):
+        broker = subprocess.Popen([sluice, "broker", *POOL], stderr=subprocess.PIPE, text=True)
+        try:
+            done = eventually(answered, "the broker listens")
+            assert done.returncode == 0, done.stderr
+            assert json.loads(done.stdout)["pool"]["broker_pid"] == broker.pid
+            assert broker.wait(PATIENCE_SECONDS) == 0, broker.stderr.read()
+        finally:
+            broker.kill()
+            broker.communicate()
 
 
 def test_the_broker_outlives_the_command_and_serves_the_next(sluice, monkeypatch):
