@@ -28,7 +28,10 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from pairs import Worker, in_turn, interval, typical
 from records import RESULTS, ROOT, Cell, distribution, single, write
+
+from demonstration.processes import Failed, Stage
 
 MIB, GIB = 1 << 20, 1 << 30
 PLAIN = "one plain copy of the same bytes out, same round"
@@ -36,6 +39,7 @@ PARTS = {"copy out": "out", "copy in": "in", "hash": "hash", "hash and copy out"
 FIRST_CHUNK_MS = 3
 STAGES = ("parts", "process", "checkpoint", "small", "resident")
 CHUNK = 64 * MIB
+STEP_PAIRS, STEP_WINDOW_SECONDS = 10, 0.5
 
 
 def copies(build: Path, size: int, rounds: int, chunk: int = CHUNK, *, fake: bool = False) -> list[dict]:
@@ -239,29 +243,21 @@ def measure_checkpoint(gib: float, rounds: int, ours: dict) -> list[Cell]:
     return [Cell({"part": "checkpoint", "size_gib": gib}, metrics, {"checkpoint_ratio.value": ">= 20", "restore_ratio.value": ">= 8"})]
 
 
-def measure_steps(build: Path, turns: int, steps: int) -> list[Cell]:
-    """What training costs while nobody takes its memory."""
-    job = ROOT / "benchmarks" / "parking_steps.py"
+def measure_steps(build: Path, couples: int) -> list[Cell]:
+    """What training costs while nobody takes its memory. The host bounds these steps, and two processes that do the same then differ
+    for as long as they live: so several couples of processes make steps in turn (pairs.py)."""
+    job = [sys.executable, ROOT / "benchmarks" / "parking_steps.py"]
     ratios, inside_ms = [], []
-    with tempfile.TemporaryDirectory() as folder:
-        inside = [build / "bin" / "sluice", "run", "--backend", "cuda", "--memory", "8GiB", "--host-memory", "8GiB", "--require-pool",
-                  "--", sys.executable, job, steps]
-        outside = [sys.executable, job, steps]
-        environment = {**os.environ, "SLUICE_RUNTIME_DIR": folder}
-
-        def run(command: list) -> float:
-            done = subprocess.run([*map(str, command)], capture_output=True, text=True, check=False, env=environment)
-            if done.returncode != 0:
-                raise SystemExit(f"parking: {done.stderr[-2000:]}")
-            return float(done.stdout.split()[-1])
-
-        for turn in range(turns):
-            order = (inside, outside) if turn % 2 else (outside, inside)
-            found = {id(command): run(command) for command in order}
-            ratios.append(found[id(inside)] / found[id(outside)])
-            inside_ms.append(found[id(inside)])
-    return [Cell({"part": "resident", "steps": steps},
-                 {"step_ratio": single(statistics.median(ratios), "the same without Sluice, in turns"), "step_ms": distribution(inside_ms)},
+    for _ in range(couples):
+        with Stage((build / "bin" / "sluice").absolute(), ROOT / "build" / "parking") as stage:
+            inside = [stage.sluice, "run", "--backend", "cuda", "--memory", "8GiB", "--host-memory", "8GiB", "--require-pool", "--", *job]
+            workers = {"plain": Worker(stage, "plain", job), "sluice": Worker(stage, "sluice", inside)}
+            ms, _ = in_turn(workers, STEP_PAIRS, STEP_WINDOW_SECONDS)
+        ratios.append([ours / plain for plain, ours in zip(ms["plain"], ms["sluice"])])
+        inside_ms += ms["sluice"]
+    return [Cell({"part": "resident", "couples": couples, "pairs": STEP_PAIRS},
+                 {"step_ratio": single(typical(ratios), "the same without Sluice, in turns", interval(ratios)),
+                  "step_ms": distribution(inside_ms)},
                  {"step_ratio.value": "<= 1.005"})]
 
 
@@ -271,7 +267,7 @@ def main() -> None:
     parser.add_argument("--gib", type=float, default=16)
     parser.add_argument("--large-gib", type=float, default=40)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--turns", type=int, default=6)
+    parser.add_argument("--turns", type=int, default=6, help="couples of processes whose steps are compared")
     parser.add_argument("--preset", default="release")
     parser.add_argument("--fake", action="store_true", help="with --only parts, over the tests' driver")
     chosen = parser.parse_args()
@@ -295,7 +291,10 @@ def main() -> None:
     if "small" in chosen.only:
         record(measure_small(build, chosen.large_gib, chosen.rounds))
     if "resident" in chosen.only:
-        record(measure_steps(build, chosen.turns, 150))
+        try:
+            record(measure_steps(build, chosen.turns))
+        except Failed as failure:
+            raise SystemExit(f"parking: {failure}") from failure
 
 
 if __name__ == "__main__":

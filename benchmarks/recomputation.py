@@ -103,12 +103,14 @@ def main() -> int:
     amounts, mib, micro_batch = MEMORY[args.backend]
     amounts = args.memory or amounts
     binaries = ROOT / "build" / args.preset / "bin"
-    cells = []
+
+    def record(cell: Cell) -> None:
+        """As they come, so that nothing is lost where a later one fails."""
+        write("recomputation", [cell], gpus=1 if args.backend == "cuda" else 0, accumulate=True)
+
     for memory in amounts:
-        cells.append(measure(args.backend, memory, mib, args.seconds, args.rounds, binaries))
-        print(f"{memory} done", file=sys.stderr, flush=True)
-    cells.append(compare(args.backend, amounts[0], mib, micro_batch, binaries))
-    write("recomputation", cells, gpus=1 if args.backend == "cuda" else 0)
+        record(measure(args.backend, memory, mib, args.seconds, args.rounds, binaries))
+    record(compare(args.backend, amounts[0], mib, micro_batch, binaries))
     return 0
 
 
