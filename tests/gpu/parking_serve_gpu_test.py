@@ -10,12 +10,12 @@ import time
 from pathlib import Path
 
 import pytest
-from patience import eventually  # noqa: E402
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "system"))
 
 import serving  # noqa: E402
+from patience import eventually  # noqa: E402
 from server_models import SLOW  # noqa: E402
 from serving import Server, World, integer  # noqa: E402
 

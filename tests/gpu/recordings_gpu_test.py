@@ -7,11 +7,11 @@ import threading
 from pathlib import Path
 
 import pytest
-from patience import eventually  # noqa: E402
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "system"))
 
+from patience import eventually  # noqa: E402
 from server_gpu_test import GpuWorld  # noqa: E402
 from server_models import Counting, TinyNet  # noqa: E402
 from serving import Server, floats  # noqa: E402

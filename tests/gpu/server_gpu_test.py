@@ -12,12 +12,12 @@ import time
 from pathlib import Path
 
 import pytest
-from patience import eventually  # noqa: E402
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "system"))
 
 from executor_test import published  # noqa: E402
+from patience import eventually  # noqa: E402
 from server_models import AFFINE, FILLING, SLOW, Affine, Filling, Slow  # noqa: E402
 from server_test import taken_over  # noqa: E402
 from serving import Server, World, floats, integer  # noqa: E402

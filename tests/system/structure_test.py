@@ -165,6 +165,14 @@ def test_no_two_modules_of_python_tests_share_a_name():
     assert modules and not [files for files in by_name.values() if len(files) > 1]
 
 
+@pytest.mark.parametrize("name", sorted(file.name for file in (ROOT / "tests" / "gpu").glob("*_test.py")))
+def test_a_module_of_gpu_tests_can_be_read_by_itself(name):
+    """Nothing else reads one where there is no GPU, and together each finds what an earlier one made importable."""
+    found = subprocess.run([sys.executable, "-m", "pytest", "--collect-only", "-q", ROOT / "tests" / "gpu" / name], cwd=ROOT, capture_output=True,
+                           text=True, check=False)
+    assert found.returncode == 0, found.stdout
+
+
 def test_clang_tidy_tells_its_findings_of_every_folder():
     header_filter = re.search(r"^HeaderFilterRegex: '(.*)'", text_of(ROOT / ".clang-tidy"), re.MULTILINE).group(1)
     folders = {relative(file).split("/")[0] for file in CXX_FILES}
