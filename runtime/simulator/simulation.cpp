@@ -53,17 +53,17 @@ struct request_on_way {
 
 enum class model_place : std::uint8_t { cold, loading, warm, releasing };
 
+/// There is one for every model of a fleet: as few bytes as will do.
 struct kept_state {
   double since = 0.0;  ///< idle, cold, or being loaded
   double handover_s = 0.0;
   double timer_end = never;  ///< when the idle timer ends
   double load_at = never;    ///< when it is to be loaded unasked
-  double resident = 0.0;     ///< what is there of its weights while it is cold or being loaded
+  float resident = 0.0F;     ///< what is there of its weights while it is cold or being loaded
   std::uint32_t first = nobody, last = nobody;
-  std::uint32_t running = 0;
-  std::uint32_t timer = 0;  ///< version of the idle timer in force
-  model_place is = model_place::cold;
-  bool waits_for_memory = false;  ///< cold, and its load has been asked for
+  std::uint32_t running : 29 = 0;
+  model_place is : 2 = model_place::cold;
+  bool waits_for_memory : 1 = false;  ///< cold, and its load has been asked for
 
   [[nodiscard]] bool is_idle() const {
     return is == model_place::warm && running == 0 && first == nobody;
@@ -84,7 +84,7 @@ struct computing_device {
   double updated_s = 0.0;
   double free_since = 0.0;
   std::uint32_t version = 0;
-  std::vector<model_number> models{};
+  std::vector<model_number> models{};  ///< where its memory is limited
   std::uint64_t memory_bytes = 0;
   std::uint64_t used_bytes = 0;        ///< by models, and what of them stays
   std::deque<model_number> waiting{};  ///< for memory, to be loaded
@@ -104,7 +104,9 @@ class event_loop {
     check();
     outcome_.models.resize(models.size());
     for (model_number m = 0; m < models.size(); ++m) {
-      devices_[models[m].device].models.push_back(m);
+      if (!settings_.memory_bytes.empty()) {
+        devices_[models[m].device].models.push_back(m);
+      }
     }
     for (unsigned d = 0; d < devices_.size(); ++d) {
       devices_[d].memory_bytes = memory_of(d);
@@ -209,7 +211,7 @@ class event_loop {
         become_cold(it.of);
         return;
       case timed_event_kind::idle_end:
-        if (states_[it.of].timer == it.version) {
+        if (states_[it.of].timer_end == it.at_s) {
           states_[it.of].timer_end = never;
           end_idle(it.of);
         }
@@ -239,7 +241,7 @@ class event_loop {
       if (states_[m].is_idle()) {
         wait_for_idle_end(m);
       } else if (states_[m].is == model_place::cold) {
-        leave_resident(m, std::min(states_[m].resident, policy_.resident_share(m)));
+        leave_resident(m, policy_.resident_share(m));
         plan_load(m);
       }
     }
@@ -415,13 +417,12 @@ class event_loop {
     if (end == state.timer_end) {
       return;
     }
-    ++state.timer;
     state.timer_end = end;
     if (end <= now_) {
       state.timer_end = never;
       end_idle(model);
     } else if (end < never) {
-      push(end, timed_event_kind::idle_end, model, state.timer);
+      push(end, timed_event_kind::idle_end, model, 0);
     }
   }
 
@@ -440,7 +441,6 @@ class event_loop {
 
   void release(model_number model) {
     auto& state = states_[model];
-    ++state.timer;
     state.timer_end = never;
     if (settings_.release_s > 0.0) {
       state.is = model_place::releasing;
@@ -454,7 +454,7 @@ class event_loop {
     auto& state = states_[model];
     state.is = model_place::cold;
     state.since = now_;
-    state.resident = 1.0;
+    state.resident = 1.0F;
     leave_resident(model, policy_.resident_share(model));
     state.load_at = never;
     if (state.first != nobody) {
@@ -466,8 +466,9 @@ class event_loop {
   }
 
   /// Of a cold model, the rest goes.
-  void leave_resident(model_number model, double share) {
+  void leave_resident(model_number model, double of_weights) {
     auto& state = states_[model];
+    auto const share = static_cast<float>(of_weights);
     if (share >= state.resident) {
       return;
     }
@@ -490,7 +491,8 @@ class event_loop {
 
   /// Somebody waits for it.
   void want_load(model_number model) {
-    if (!std::exchange(states_[model].waits_for_memory, true)) {
+    if (!states_[model].waits_for_memory) {
+      states_[model].waits_for_memory = true;
       devices_[models_[model].device].waiting.push_back(model);
       load_those_that_wait(models_[model].device);
     }
@@ -532,7 +534,7 @@ class event_loop {
     std::vector<model_number> which;
     for (auto const m : device.models) {
       auto const& state = states_[m];
-      bool const is_part = state.is == model_place::cold && state.resident > 0.0;
+      bool const is_part = state.is == model_place::cold && state.resident > 0.0F;
       if (m == for_model || !(state.is_idle() || (is_part && !parts_stay))) {
         continue;
       }
