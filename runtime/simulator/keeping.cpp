@@ -13,7 +13,7 @@
 #include "runtime/policy/units.hpp"
 #include "scheduler/agenda.hpp"
 #include "scheduler/device_demands.hpp"
-#include "scheduler/joint_choice.hpp"
+#include "scheduler/joint_keeping.hpp"
 #include "scheduler/model_controller.hpp"
 #include "scheduler/reserve.hpp"
 
@@ -145,10 +145,9 @@ class scheduled_keeping final : public keeping {
   struct device_state {
     scheduler::reserve keeper;
     std::vector<std::size_t> models{};
-    bool is_crowded = false;            ///< not all of its models have room at once
-    bool has_decided = false;           ///< since memory was shared out
-    double wanted_bytes = 0.0;          ///< on average, by what each has chosen
-    std::vector<std::size_t> chosen{};  ///< for all together, while that is more than there is
+    bool is_crowded = false;   ///< not all of its models have room at once
+    bool has_decided = false;  ///< since memory was shared out
+    scheduler::joint_keeping shared{};
     scheduler::device_demands demands{at(0.0)};
     std::uint64_t free_bytes = 0;
     std::uint64_t size_bytes = 0;
@@ -189,37 +188,24 @@ class scheduled_keeping final : public keeping {
     }
   }
 
-  /// Where what each model wants is more than there is, timeouts and what stays are chosen for all together. Who does not keep its promise so
-  /// stays until somebody needs its memory.
+  /// Where what each model wants is more than there is, timeouts and what stays are chosen for all together.
   void share_memory(std::size_t device) {
     auto& its = devices_[device];
     if (!std::exchange(its.has_decided, false)) {
       return;
     }
-    auto const memory = static_cast<double>(memory_of(device));
-    its.wanted_bytes = 0.0;
+    std::vector<scheduler::joint_keeping::model> all;
+    all.reserve(its.models.size());
     for (auto const model : its.models) {
-      its.wanted_bytes += (1.0 - held_[model].chosen.released_fraction) * bytes_of(model);
-      together_[model].reset();
-      predicted_[model] = held_[model].chosen;
+      all.push_back({.decision = &held_[model],
+                     .weight_bytes = bytes_of(model),
+                     .max_idle = models_[model].limits.max_idle});
     }
-    if (its.wanted_bytes <= memory) {
-      its.chosen.clear();
-      return;
-    }
-    std::vector<std::vector<scheduler::kept_option>> options;
-    options.reserve(its.models.size());
-    for (auto const model : its.models) {
-      options.push_back(scheduler::kept_options_of(held_[model], bytes_of(model)));
-    }
-    its.chosen = scheduler::choose_together(options, memory, its.chosen).options;
+    auto in_force = its.shared.share(all, static_cast<double>(memory_of(device)));
     for (std::size_t i = 0; i < its.models.size(); ++i) {
       auto const model = its.models[i];
-      auto const option = its.chosen[i];
-      together_[model] = predicted_[model] = held_[model].candidates[option];
-      if (options[i][option].loss_per_s > 0.0) {
-        together_[model]->idle_timeout = scheduler::forever;
-      }
+      predicted_[model] = in_force[i].value_or(held_[model].chosen);
+      together_[model] = in_force[i];
     }
   }
 
@@ -240,7 +226,7 @@ class scheduled_keeping final : public keeping {
       auto const memory = memory_of(d);
       auto most = memory / largest_reserve_divisor;
       if (its.is_crowded) {  // of what models do not have
-        double const rest = std::max(0.0, static_cast<double>(memory) - its.wanted_bytes);
+        double const rest = std::max(0.0, static_cast<double>(memory) - its.shared.wanted_bytes());
         most = std::min(most, static_cast<std::uint64_t>(rest));
       }
       its.size_bytes = reserve_bytes_.value_or(

@@ -19,6 +19,7 @@
 #include "scheduler/eviction.hpp"
 #include "scheduler/hold_choice.hpp"
 #include "scheduler/joint_choice.hpp"
+#include "scheduler/joint_keeping.hpp"
 #include "scheduler/keep_warm.hpp"
 #include "scheduler/model_controller.hpp"
 #include "scheduler/parallelism.hpp"
@@ -106,6 +107,13 @@ void of_joint_choice() {
       {{.held_bytes = 6e9, .loss_per_s = 0.0}, {.held_bytes = 1e9, .loss_per_s = 0.4}}};
   auto const made = choose_together(models, 8e9);
   made.options;
+}
+
+void of_joint_keeping(model_report const& first, model_report const& second) {
+  seconds idle_timer{};
+  joint_keeping shared;
+  auto const in_force = shared.share({{&first.warm, 9e9}, {&second.warm, 6e9}}, 12e9);
+  idle_timer = in_force[0] ? in_force[0]->idle_timeout : first.warm.chosen.idle_timeout;
 }
 
 void of_retries(instant now) {

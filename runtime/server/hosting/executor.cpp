@@ -186,9 +186,10 @@ void model_host::impl::wait_for_work(lock_type& lock, clock::time_point looked) 
 
 std::optional<detail::clock::time_point> model_host::impl::idle_end(slot const& model,
                                                                     clock::time_point now) const {
-  auto const timeout = model.gives_way ? scheduler::seconds{0.0}
-                                       : model.controller.idle_timeout_since(model.idle_since, now,
-                                                                             model.prewarm_unused);
+  auto const timeout = model.gives_way  ? scheduler::seconds{0.0}
+                       : model.together ? model.together->idle_timeout
+                                        : model.controller.idle_timeout_since(model.idle_since, now,
+                                                                              model.prewarm_unused);
   if (model.state != model_state::warm || model.queue > 0 || model.is.always_warm ||
       model.keeps_memory || keeps_warm_ || timeout > longest_timeout) {
     return std::nullopt;
@@ -375,8 +376,8 @@ void model_host::impl::load(lock_type& lock, model_index number, clock::time_poi
 /// like any other.
 std::optional<detail::clock::time_point> model_host::impl::prewarm_time(
     slot const& model, clock::time_point now) const {
-  if (model.state != model_state::cold || model.is_retired || model.is.always_warm || keeps_warm_ ||
-      stopping_) {
+  if (model.state != model_state::cold || model.is_retired || model.is.always_warm ||
+      model.together || keeps_warm_ || stopping_) {
     return std::nullopt;
   }
   auto const at = model.controller.prewarm_at(now);

@@ -23,18 +23,20 @@ double in_us(std::chrono::duration<double, std::micro> value) {
 /// Infinities, which JSON does not have, become null.
 json describe(model_snapshot const& model) {
   auto const& decision = model.report.warm;
+  auto const& kept = model.together ? *model.together : decision.chosen;
   auto const never = std::numeric_limits<double>::infinity();
   json result{
       {"name", model.name},
       {"version", model.version},
       {"state", to_string(model.state)},
       {"bytes", model.bytes},
-      {"idle_timeout_s", model.always_warm ? never : in_seconds(decision.chosen.idle_timeout)},
-      {"predicted_attainment", decision.chosen.attainment},
+      {"idle_timeout_s", model.always_warm ? never : in_seconds(kept.idle_timeout)},
+      {"chosen_together", model.together.has_value()},
+      {"predicted_attainment", kept.attainment},
       {"required_attainment", decision.required_share},
       {"observed_attainment", nullptr},
       {"observed_requests", model.report.observed_requests},
-      {"released_fraction", decision.chosen.released_fraction},
+      {"released_fraction", kept.released_fraction},
       {"slo",
        {{"percentile", model.goal.percentile},
         {"latency_ms", in_ms(model.goal.latency)},
@@ -44,7 +46,7 @@ json describe(model_snapshot const& model) {
       {"reason", to_string(decision.reason)},
       {"would_do", nullptr},
       {"predicted_by", to_string(decision.by)},
-      {"predicted_uncorrected", decision.chosen.uncorrected},
+      {"predicted_uncorrected", kept.uncorrected},
       {"predicted_half_width", model.report.half_width},
       {"correction_log_odds", decision.log_odds},
       {"admitted_share", decision.admit_share},

@@ -572,12 +572,26 @@ host_snapshot model_host::impl::snapshot() const {
     if (each.is_retired) {
       continue;
     }
-    result.models.push_back({each.is.name, each.is.version, each.state, each.is.model->bytes(),
-                             each.requests, each.failed, each.cancelled, each.cold_starts,
-                             each.prewarms, each.prewarms_used, each.prewarms_omitted, each.queue,
-                             each.is.always_warm, each.published, each.is.model->image_bytes(),
-                             each.is.model->read_bytes(), each.is.model->activation_bytes(),
-                             each.is.scheduling.goal, each.report});
+    result.models.push_back({each.is.name,
+                             each.is.version,
+                             each.state,
+                             each.is.model->bytes(),
+                             each.requests,
+                             each.failed,
+                             each.cancelled,
+                             each.cold_starts,
+                             each.prewarms,
+                             each.prewarms_used,
+                             each.prewarms_omitted,
+                             each.queue,
+                             each.is.always_warm,
+                             each.published,
+                             each.is.model->image_bytes(),
+                             each.is.model->read_bytes(),
+                             each.is.model->activation_bytes(),
+                             each.is.scheduling.goal,
+                             each.report,
+                             each.together});
   }
   result.requests = requests_;
   result.failed = failed_;

@@ -157,6 +157,8 @@ struct model_snapshot {
   std::uint64_t activation_bytes = 0;  ///< `hosted_model::activation_bytes`
   scheduler::objective goal;
   scheduler::model_report report;  ///< of the last tick
+  /// In force instead of `report.warm.chosen`: all models want more memory than there is, and this was chosen for all.
+  std::optional<scheduler::prediction> together{};
 };
 
 struct host_snapshot {

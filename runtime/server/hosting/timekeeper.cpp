@@ -140,6 +140,7 @@ void model_host::impl::expire(clock::time_point now) {
 void model_host::impl::tick(lock_type& lock, clock::time_point now) {
   next_tick_ = now + options_.tick;
   decide(lock, now);
+  share_memory(lock);
   publish_run_ahead();
   owed_ = pool_->owed();
   give_way(clock::now());  // an executor that loads, or computes, has none of its steps meanwhile
@@ -202,6 +203,48 @@ void model_host::impl::predict_together(lock_type& lock, clock::time_point now) 
   lock.lock();
   beside.resize(models.size());
   demands_.predicted(now, executors, std::move(beside));
+}
+
+/// Where what all models want on average is more than they can have, timeouts are chosen for all together; and where not all have room at
+/// once, the reserve is of what they do not have on average.
+void model_host::impl::share_memory(lock_type& lock) {
+  lock.unlock();
+  auto const usage = pool_->usage();
+  lock.lock();
+  auto room = usage.total_bytes - std::min(usage.total_bytes, usage.kept_bytes);
+  std::uint64_t bytes_of_all = 0;
+  std::vector<scheduler::joint_keeping::model> models;
+  models.reserve(slots_.size());
+  for (auto const& each : slots_) {
+    auto const bytes = each.is_retired ? 0 : each.is.model->bytes();
+    if (each.is.always_warm) {
+      room -= std::min(room, bytes);
+    } else {
+      bytes_of_all += bytes;
+    }
+    bool const stays = each.is_retired || each.is.always_warm;
+    models.push_back({.decision = stays ? nullptr : &each.report.warm,
+                      .weight_bytes = static_cast<double>(bytes),
+                      .max_idle = each.is.scheduling.limits.max_idle});
+  }
+  auto const memory = static_cast<double>(room);
+  auto const in_force = shared_.share(models, memory);
+  for (model_index place = 0; place < slots_.size(); ++place) {
+    slots_[place].together = in_force[place];
+  }
+  bool const is_short = shared_.wanted_bytes() > memory;
+  if (is_short != std::exchange(memory_is_short_, is_short)) {
+    spdlog::info("{} wanted_bytes={:.0f} memory_bytes={}",
+                 is_short ? "models want more memory than there is, and idle timeouts are chosen "
+                            "for all together"
+                          : "models have memory enough, and each its own idle timeout",
+                 shared_.wanted_bytes(), room);
+  }
+  largest_reserve_ = usage.total_bytes / largest_reserve_divisor;
+  if (bytes_of_all > room) {
+    auto const rest = std::max(0.0, memory - shared_.wanted_bytes());
+    largest_reserve_ = std::min(largest_reserve_, static_cast<std::uint64_t>(rest));
+  }
 }
 
 /// Once, and once more when it has been over for a while.
@@ -278,8 +321,8 @@ void model_host::impl::keep_reserve(lock_type& lock) {
   }
   lock.unlock();
   auto const usage = pool_->usage();
-  auto const size = options_.reserve_bytes.value_or(scheduler::reserve_size(
-      cold, usage.total_bytes / largest_reserve_divisor, reserve_bytes_ > 0, options_.tick));
+  auto const size = options_.reserve_bytes.value_or(
+      scheduler::reserve_size(cold, largest_reserve_, reserve_bytes_ > 0, options_.tick));
   reserve_bytes_ = size;
   auto const keep = keeper_.update({.free_bytes = usage.free_bytes, .size_bytes = size}).keep_bytes;
   if (keep != kept_bytes_) {

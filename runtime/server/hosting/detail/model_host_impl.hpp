@@ -19,6 +19,7 @@
 #include "runtime/server/hosting/model_host.hpp"
 #include "runtime/server/inference/caught_error.hpp"
 #include "scheduler/device_demands.hpp"
+#include "scheduler/joint_keeping.hpp"
 #include "scheduler/parallelism.hpp"
 #include "scheduler/reserve.hpp"
 
@@ -89,6 +90,8 @@ struct slot {
   served_model is;
   scheduler::model_controller controller;
   scheduler::model_report report;
+  std::optional<scheduler::prediction>
+      together;  ///< in force instead of its own choice, where memory is short
   model_state state = model_state::cold;
   memhandover::loaded_tensors memory;  ///< the executor's
   clock::time_point idle_since;
@@ -272,6 +275,7 @@ class model_host::impl {
   void tick(lock_type& lock, clock::time_point now);
   void decide(lock_type& lock, clock::time_point now);
   void predict_together(lock_type& lock, clock::time_point now);
+  void share_memory(lock_type& lock);
   static void report_promise(slot& model, clock::time_point now);
   void keep_reserve(lock_type& lock);
   void prepare_memory(lock_type& lock);
@@ -351,7 +355,10 @@ class model_host::impl {
   std::shared_ptr<compute_lease> const lease_;
   scheduler::parallelism parallelism_;
   scheduler::device_demands demands_;
-  std::uint64_t cuts_ = 0;  ///< of pauses, that have been looked at
+  scheduler::joint_keeping shared_;
+  bool memory_is_short_ = false;       ///< for what all models have chosen
+  std::uint64_t largest_reserve_ = 0;  ///< the timekeeper's
+  std::uint64_t cuts_ = 0;             ///< of pauses, that have been looked at
   std::vector<std::string> cut_short_models_;
   clock::time_point pause_end_;  ///< of a pause that nothing wants any more
   clock::time_point next_tick_, timekeeper_sleeps_until_;
