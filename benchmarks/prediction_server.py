@@ -33,6 +33,7 @@ CONNECTIONS = 48
 #: Factors of the mean rate, and switches a second out of either.
 STREAMS = {"poisson": ((1.0, 1.0), 1.0), "mmpp": ((1.8, 0.2), 0.1)}
 TARGET = {"error_points.value": "<= 6"}
+KEPT = {"kept_percent.value": ">= 90"}
 
 
 def arrivals(stream: str, rate: float, length_s: float, random_numbers: random.Random) -> Iterator[float]:
@@ -56,6 +57,7 @@ class Seen:
     """Of one model."""
 
     in_time: list[bool] = field(default_factory=list)
+    admitted: list[bool] = field(default_factory=list)
     predicted: list[float] = field(default_factory=list)
 
 
@@ -93,7 +95,10 @@ class Clients:
                 answer = connection.getresponse()
                 answer.read()
                 took = time.monotonic() - at
+                if answer.status not in (200, 503):
+                    raise RuntimeError(f"a request of m{model} was answered {answer.status}")
                 if counts:
+                    self.seen[model].admitted.append(answer.status == 200)
                     self.seen[model].in_time.append(answer.status == 200 and took <= self._latencies_s[model])
                     self.seen[model].predicted.append(predicted)
         except BaseException as failure:
@@ -101,10 +106,10 @@ class Clients:
 
 
 @contextlib.contextmanager
-def serving(preset: str, folder: Path, latencies_s: list[float]) -> Iterator[Server]:
+def serving(preset: str, folder: Path, latencies_s: list[float], on_miss: str) -> Iterator[Server]:
     policy = folder / "policy.yaml"
-    promises = "".join(f"  - {{name: m{number}, slo: {{percentile: 90%, latency: {1e3 * latency:.0f}ms, attainment: 90%, window: 1m}}, max_queue: 4096}}\n"
-                       for number, latency in enumerate(latencies_s))
+    promises = "".join(f"  - {{name: m{number}, slo: {{percentile: 90%, latency: {1e3 * latency:.0f}ms, attainment: 90%, window: 1m}}, max_queue: 4096, "
+                       f"on_miss_predicted: {on_miss}}}\n" for number, latency in enumerate(latencies_s))
     policy.write_text(f"version: 1\nserver: {{model_repository: {folder / 'models'}, parallel_models: 1}}\npool: {{backend: host, memory: 64MiB}}\n"
                       f"models:\n{promises}", encoding="utf-8")
     server = Server(ROOT / "build" / preset / "bin" / "sluice", policy, environment_of(folder / "run", SLUICE_LOG="warn"), options=("--threads", "1"))
@@ -116,7 +121,7 @@ def serving(preset: str, folder: Path, latencies_s: list[float]) -> Iterator[Ser
             end_broker(folder / "run")
 
 
-def play(preset: str, models: int, stream: str, seed: int, before_s: float, length_s: float) -> list[Seen]:
+def play(preset: str, models: int, stream: str, seed: int, before_s: float, length_s: float, on_miss: str = "queue") -> list[Seen]:
     """What came of the requests of each model in `length_s`, after `before_s` that do not count."""
     services_s = [each / 1e3 for each in SERVICES_MS[models]]
     latencies_s = [LATENCY_SERVICES * each for each in services_s]
@@ -128,7 +133,7 @@ def play(preset: str, models: int, stream: str, seed: int, before_s: float, leng
         round_ms = add_rounds_models(folder / "models", *(f"m{model}" for model in range(models)))
         bodies = [json.dumps({"inputs": [{"name": "n", "datatype": "INT64", "shape": [1], "data": [round(1e3 * each / round_ms)]}]}).encode()
                   for each in services_s]
-        with serving(preset, folder, latencies_s) as server:
+        with serving(preset, folder, latencies_s, on_miss) as server:
             predicted = [1.0] * models
             over = threading.Event()
 
@@ -161,3 +166,19 @@ def server_cells(preset: str, seeds: int, before_s: float, length_s: float) -> I
                 yield Cell({"where": "server", "models": models, "trace": stream, "service_ms": service_ms},
                            {"error_points": single(abs(said - share), "the share in time as clients saw it, same run"), "in_time_percent": single(share),
                             "predicted_percent": single(said), "served": single(len(in_time))}, TARGET)
+
+
+def rejecting_cells(preset: str, seeds: int, before_s: float, length_s: float) -> Iterator[Cell]:
+    """With `on_miss_predicted: reject`: of the requests that are admitted, those in time; and how many are, and would have been, without."""
+    for models in SERVICES_MS:
+        runs = [play(preset, models, "mmpp", seed, before_s, length_s, "reject") for seed in range(1, seeds + 1)]
+        queued = [play(preset, models, "mmpp", seed, before_s, length_s) for seed in range(1, seeds + 1)]
+        for number, service_ms in enumerate(SERVICES_MS[models]):
+            in_time = [each for run in runs for each in run[number].in_time]
+            admitted = [each for run in runs for each in run[number].admitted]
+            otherwise = [each for run in queued for each in run[number].in_time]
+            yield Cell({"where": "server", "models": models, "trace": "mmpp", "service_ms": service_ms, "on_miss": "reject"},
+                       {"kept_percent": single(100 * sum(in_time) / max(1, sum(admitted)), "90, as promised"),
+                        "admitted_percent": single(100 * statistics.fmean(admitted)), "in_time_percent": single(100 * statistics.fmean(in_time)),
+                        "queued_percent": single(100 * statistics.fmean(otherwise), "in time where none is refused, same run"),
+                        "served": single(len(in_time))}, KEPT)
