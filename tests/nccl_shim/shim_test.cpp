@@ -302,7 +302,7 @@ TEST_P(job, a_communicator_is_aborted_whatever_its_device_has_still_to_be_given)
 }
 
 TEST_P(job, what_is_aborted_is_neither_waited_for_nor_kept) {
-  auto const all = run("aborts", {{"MAY_PAUSE", "0"}, {"PATIENCE_MS", "3000"}});
+  auto const all = run("aborts", {{"MAY_PAUSE", "0"}, {"PATIENCE_MS", "60000"}});
   EXPECT_THAT(all, Each(ended_well));
   EXPECT_THAT(all, Each(::testing::Field(&ended::output, "3, kept 0\n")));
 }
@@ -314,8 +314,9 @@ TEST_P(job_at_length, whenever_a_rank_dies_the_others_leave_their_waits) {
     auto const victim = random() % 3;
     auto const after_us = std::to_string(random() % 30'000);
     SCOPED_TRACE("rank " + std::to_string(victim) + " after " + after_us + " us");
-    auto const all =
-        run("deaths", {{"DIES", std::to_string(victim)}, {"DIES_AFTER_US", after_us}}, 3);
+    auto const all = run(
+        "deaths",
+        {{"DIES", std::to_string(victim)}, {"DIES_AFTER_US", after_us}, {"PACE_US", "1000"}}, 3);
     for (std::size_t rank = 0; rank < all.size(); ++rank) {
       if (rank != victim) {
         EXPECT_EQ(all[rank].status, 0);

@@ -105,7 +105,7 @@ def test_when_a_process_is_killed_the_other_ends_and_the_pool_has_all_its_memory
         ranks = ranks_of(runtime_folder)
         assert len(ranks) == 2
         os.kill(random.choice(ranks), signal.SIGKILL)
-        assert job.wait(100) not in (0, None)
+        assert job.wait(PATIENCE_SECONDS) not in (0, None)
         assert "torch.distributed.elastic" in output.read_text()
     assert reaches(lambda: all_is_free(sluice, runtime_folder, device))
 
@@ -121,5 +121,5 @@ def test_torchrun_starts_the_ranks_again_when_one_is_killed_and_they_share_as_be
         assert reaches(lambda: has_trained(log, 5) and len(set(ranks_of(runtime_folder)) - before) == 2), output.read_text()
         assert not before & set(ranks_of(runtime_folder))
         (tmp_path / "until").touch()
-        assert job.wait(100) == 0, output.read_text()
+        assert job.wait(PATIENCE_SECONDS) == 0, output.read_text()
     assert reaches(lambda: all_is_free(sluice, runtime_folder, device))

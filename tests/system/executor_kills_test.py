@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import os
 import random
@@ -23,6 +24,11 @@ from serving import floats, integer
 
 KILLS = [pytest.param(30, id="short"), pytest.param(1000, id="long", marks=[pytest.mark.long, pytest.mark.deadline(7200)])]
 NO_ANSWER = (OSError, http.client.HTTPException)
+
+
+def kill_what_may_have_ended(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
 
 
 class Operator:
@@ -70,13 +76,12 @@ class Operator:
     def kill_executor(self, with_spare: bool) -> None:
         former = eventually(self.serving, "an executor serves")
         if with_spare and former["spare_pid"]:
-            os.kill(former["spare_pid"], signal.SIGKILL)
+            kill_what_may_have_ended(former["spare_pid"])
         os.kill(former["pid"], signal.SIGKILL)
         eventually(lambda: (now := self.serving()) and now["pid"] != former["pid"], "another executor serves")
 
     def kill_spare(self) -> None:
-        spare = eventually(lambda: self.executor()["spare_pid"], "there is a spare")
-        os.kill(spare, signal.SIGKILL)
+        kill_what_may_have_ended(eventually(lambda: self.executor()["spare_pid"], "there is a spare"))
 
     def is_promised(self, model: str) -> bool:
         return self.server.model(model)["outlives_server"]

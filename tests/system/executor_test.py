@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
@@ -18,9 +19,9 @@ from server_test import X, taken_over
 from serving import Server, floats, integer
 
 FOR_EVER = 10**15
-SLOW_REQUEST = json.dumps({"inputs": [integer("n", 1)]}).encode()
-# Far more than any test of these takes, and less than patience has.
-LIMIT = "2s"
+OFFENCE = json.dumps({"inputs": [integer("n", FOR_EVER)]}).encode()
+#: Of tests that wait for it to be over.
+LIMIT = "10s"
 
 
 @pytest.fixture
@@ -28,7 +29,7 @@ def affine(world):
     return world.models.add("affine", Affine(padding_mib=1), **AFFINE)
 
 
-def serve(world, *models: str, request_timeout: str = LIMIT):
+def serve(world, *models: str, request_timeout: str = "2m"):
     policy = world.policy(*models)
     policy.write_text(policy.read_text().replace("server: {", f"server: {{request_timeout: {request_timeout}, "))
     return world.serve(policy)
@@ -88,7 +89,7 @@ def test_requests_that_waited_when_the_executor_was_killed_are_answered_by_the_n
 
 def test_a_computation_that_never_ends_ends_its_executor_and_harms_no_other_model(world, affine):
     world.models.add("slow", Slow(), **SLOW)
-    server = serve(world, "affine", "slow")
+    server = serve(world, "affine", "slow", request_timeout=LIMIT)
     check(server, affine)
     former = server.executor()
     with ThreadPoolExecutor(1) as pool:
@@ -101,7 +102,7 @@ def test_a_computation_that_never_ends_ends_its_executor_and_harms_no_other_mode
     check(server, affine)
     assert int(server.outputs("slow", [integer("n", 3)])[0]) == 3
     seen = server.status()["executor"]
-    assert "took longer than 2000 ms while it computed model 'slow'" in seen["last_end"], seen
+    assert "took longer than 10000 ms while it computed model 'slow'" in seen["last_end"], seen
     assert server.model("slow")["ended_executors"] == 1 and server.model("affine")["ended_executors"] == 0
     assert server.end() == 0
 
@@ -115,14 +116,24 @@ def test_a_model_that_ends_its_executor_again_and_again_is_refused_for_a_time(wo
         return server.model("slow")["ended_executors"] >= 3
 
     eventually(has_ended_three, "three executors were ended")
-    status, headers, answer = server.request_with_headers("/v2/models/slow/infer", SLOW_REQUEST)
-    assert status == 503 and int(headers["Retry-After"]) >= 1, answer
-    assert "model 'slow' has failed: its process has been ended" in answer["error"] and answer["error"].count("'slow'") == 1, answer
-    status, headers, answer = server.request_with_headers("/v2/models/slow/ready")
-    assert status == 503 and int(headers["Retry-After"]) >= 1
-    assert "failed: its process has been ended" in answer["error"] and "cold" not in answer["error"], answer
-    listed = next(each for each in server.request("/v2/repository/index", b"")[1] if each["name"] == "slow")
-    assert listed["state"] == "UNAVAILABLE" and listed["reason"].startswith("failed: "), listed
+
+    def is_told() -> bool:
+        """Whether all was asked before it was to be tried again; if not, it has failed once more, for twice as long."""
+        status, headers, answer = server.request_with_headers("/v2/models/slow/infer", OFFENCE)
+        if status != 503 or "has failed" not in answer["error"]:
+            return False
+        assert int(headers["Retry-After"]) >= 1
+        assert "model 'slow' has failed: its process has been ended" in answer["error"] and answer["error"].count("'slow'") == 1, answer
+        status, headers, ready = server.request_with_headers("/v2/models/slow/ready")
+        listed = next(each for each in server.request("/v2/repository/index", b"")[1] if each["name"] == "slow")
+        if server.model("slow")["state"] != "failed":
+            return False
+        assert status == 503 and int(headers["Retry-After"]) >= 1
+        assert "failed: its process has been ended" in ready["error"] and "cold" not in ready["error"], ready
+        assert listed["state"] == "UNAVAILABLE" and listed["reason"].startswith("failed: "), listed
+        return True
+
+    eventually(is_told, "it is refused for a time")
 
     def answers() -> bool:
         status, answer = server.infer("affine", [floats("x", X)])
@@ -156,7 +167,7 @@ def test_what_could_not_be_answered_in_time_is_refused_at_once(world):
 
 
 def test_requests_to_an_executor_that_is_stopped_end_at_their_time_and_another_takes_its_place(world, affine):
-    server = serve(world, "affine")
+    server = serve(world, "affine", request_timeout=LIMIT)
     check(server, affine)
     former = server.executor()
     os.kill(former, signal.SIGSTOP)
@@ -187,7 +198,10 @@ def test_connections_leave_room_for_executors_and_large_tensors(world, affine):
 
 
 def sockets_of(pid: int) -> set[str]:
-    links = (os.readlink(f"/proc/{pid}/fd/{number}") for number in os.listdir(f"/proc/{pid}/fd"))
+    links = set()
+    for number in os.listdir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            links.add(os.readlink(f"/proc/{pid}/fd/{number}"))
     return {link for link in links if link.startswith("socket:")}
 
 
@@ -243,7 +257,7 @@ def is_stopped(pid: int) -> bool:
 
 
 def test_a_server_whose_executor_cannot_come_back_says_why_and_ends_in_order(world, affine):
-    server = serve(world, "affine")
+    server = serve(world, "affine", request_timeout=LIMIT)
     check(server, affine)
     file = world.models.root / "affine" / "1" / "model.pt"
     whole = file.read_bytes()

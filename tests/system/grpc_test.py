@@ -417,7 +417,7 @@ def test_it_speaks_tls_with_a_certificate_that_may_change(world, tmp_path):
         credentials = grpc.ssl_channel_credentials(trusted)
         with grpc.secure_channel(f"localhost:{port}", credentials, options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
             try:
-                return service_pb2_grpc.GRPCInferenceServiceStub(channel).ServerLive(service_pb2.ServerLiveRequest(), timeout=10).live
+                return service_pb2_grpc.GRPCInferenceServiceStub(channel).ServerLive(service_pb2.ServerLiveRequest(), timeout=PATIENCE_SECONDS).live
             except grpc.RpcError:
                 return False
 
@@ -425,7 +425,7 @@ def test_it_speaks_tls_with_a_certificate_that_may_change(world, tmp_path):
     with triton.InferenceServerClient(f"localhost:{port}", ssl=True, root_certificates=str(own)) as client:
         assert client.infer("affine", [given(X)]).as_numpy("y").shape == (2, 2)
     with grpc.insecure_channel(f"localhost:{port}") as channel, pytest.raises(grpc.RpcError):
-        service_pb2_grpc.GRPCInferenceServiceStub(channel).ServerLive(service_pb2.ServerLiveRequest(), timeout=10)
+        service_pb2_grpc.GRPCInferenceServiceStub(channel).ServerLive(service_pb2.ServerLiveRequest(), timeout=PATIENCE_SECONDS)
     new, new_key = certificate(tmp_path, "new")
     os.replace(new_key, key)
     os.replace(new, own)
@@ -457,12 +457,12 @@ def test_without_the_key_there_is_none(world, affine):
 @pytest.fixture
 def slow(world) -> Server:
     world.models.add("slow", Slow(), {"x": ("TYPE_FP32", [1])}, {"y": ("TYPE_FP32", [1])}, max_batch_size=0)
-    return world.serve(world.policy("slow"), "--grpc-port", "0")
+    return world.serve(world.policy("slow", server="request_timeout: 10m"), "--grpc-port", "0")
 
 
 LONG, SHORT = np.array([1000], dtype=np.float32), np.array([1], dtype=np.float32)
 #: Two of them end well within a server's grace of 10 s, also on a busy machine.
-DUE = np.array([300], dtype=np.float32)
+DUE = np.array([30], dtype=np.float32)
 
 
 def in_flight(server: Server) -> int:
@@ -541,10 +541,13 @@ def test_sigterm_answers_what_is_due_and_ends_streams(slow):
         stub.ModelInfer(asked(SHORT, "slow"), timeout=PATIENCE_SECONDS)
         more: queue.Queue = queue.Queue()
         idle = stub.ModelStreamInfer(iter(more.get, None))
+        executor = slow.executor()
+        os.kill(executor, signal.SIGSTOP)  # until both are there
         due = stub.ModelStreamInfer(itertools.chain([asked(DUE, "slow", id="due")], iter(more.get, None)))
         alone = stub.ModelInfer.future(asked(DUE, "slow"))
-        eventually(lambda: in_flight(slow) == 2, "two are computed")
+        eventually(lambda: in_flight(slow) == 2, "two are in flight")
         slow.process.send_signal(signal.SIGTERM)
+        os.kill(executor, signal.SIGCONT)
         assert next(due).infer_response.id == "due"
         assert len(alone.result(timeout=PATIENCE_SECONDS).outputs) == 1
         for stream in (due, idle):

@@ -14,7 +14,7 @@ import parking_test
 import pytest
 import torch
 from parking_test import Parker, Process
-from patience import eventually
+from patience import PATIENCE_SECONDS, eventually
 from server_models import AFFINE, Affine
 from serving import World, floats
 
@@ -132,7 +132,7 @@ def test_losses_are_those_of_an_undisturbed_job_whose_memory_lies_on_a_disk(pool
 
 
 def outcome_of_ranks(ranks: Process, folder: Path) -> list[dict]:
-    ranks.process.wait(150)
+    ranks.process.wait(PATIENCE_SECONDS)
     ranks.end()
     assert ranks.process.returncode == 0, ranks.complaints
     found = [json.loads((folder / f"rank-{number}.json").read_text(encoding="utf-8")) for number in range(2)]

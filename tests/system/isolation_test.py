@@ -4,6 +4,7 @@ On the host backend, and on the CUDA backend over the fake driver, which refuses
 """
 
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -43,20 +44,20 @@ def test_nobody_sees_the_other_sides_bytes(build, monkeypatch, capfd, backend):
 
 
 def test_a_run_ends_when_its_time_is_over(build):
-    said = isolation.measure("host", 1_000_000, 0, build / "bin", seconds=3)
+    said = isolation.measure("host", 1_000_000, 0, build / "bin", seconds=10)
     assert 0 < said["handovers"] < 1_000_000
-    assert 3 <= said["duration_s"] < 30
+    assert 10 <= said["duration_s"] < 200
 
 
 def test_a_role_that_gets_nowhere_ends_and_says_what_it_waited_for(build, monkeypatch):
     over_the_fake_driver(build, monkeypatch)
-    monkeypatch.setattr(isolation, "PATIENCE", 2)
+    monkeypatch.setattr(isolation, "PATIENCE", 10)
     monkeypatch.setenv("FAKE_CUDA_DELAY", "cuMemcpyDtoH_v2:60000000000")  # ns: longer than this test may take
     with pytest.raises(isolation.Failed) as why:
         isolation.measure("cuda", HANDOVERS, 0, build / "bin")
     message = str(why.value)
     assert "ended with status 1" in message
-    assert "got nowhere for 2 s; it waits for the gate, or the device that copies and writes. Now " in message
+    assert re.search(r"got nowhere for 10 s; it waits for (the gate, or the device that copies and writes|memory of the pool)\. Now ", message), message
     assert "a client joins kind=training" in message  # the broker's log
     for role in ("server", "trainer 0", "trainer 1", "engine"):
         assert f"the {role} " in message

@@ -54,11 +54,12 @@ def test_a_command_whose_broker_ended_before_it_was_asked_starts_another(sluice,
 
 
 def test_a_broker_waits_for_who_started_it_however_soon_it_ends_without_clients(
-    sluice, monkeypatch
+    sluice, runtime_folder, monkeypatch
 ):
     monkeypatch.setenv("SLUICE_BROKER_IDLE_EXIT_MS", "0")
     broker = subprocess.Popen([sluice, "broker", *POOL], stderr=subprocess.PIPE, text=True)
     try:
+        eventually((runtime_folder / "broker.sock").exists, "the broker has its place")
         with pytest.raises(subprocess.TimeoutExpired):
             broker.wait(1)
         assert status(sluice)["pool"]["broker_pid"] == broker.pid

@@ -55,7 +55,7 @@ def test_a_job_goes_on_under_load_without_end(world, slow):
             eventually(lambda: server.status()["pauses"]["cut_short"] > before, "a pause ends for the job's share")
             samples = world.job("job")["samples"]
             eventually(lambda: world.job("job")["samples"] > samples, "the job trains on")
-            assert server.status()["requests"]["in_flight"] > 0
+            eventually(lambda: server.status()["requests"]["in_flight"] > 0, "requests are in flight")
         seen = world.status()
         assert seen["pauses"]["count"] >= seen["pauses"]["cut_short"] > 2
         assert seen["pauses"]["min_share"] == 0.5

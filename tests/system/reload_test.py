@@ -271,7 +271,7 @@ def test_a_server_that_is_changed_a_hundred_times_has_as_much_as_before(world):
         if number == 10:
             before = files()
     check(server, "first", first)
-    assert files() <= before + 2
+    eventually(lambda: files() <= before + 2, "no files are left open")
     assert server.executor() == pids[1]
 
 
@@ -307,3 +307,15 @@ def test_a_change_that_waits_keeps_no_server_from_its_end(world, by):
     if waiting is not None:
         said = "".join(waiting.communicate(timeout=PATIENCE_SECONDS)[0 if by == "client" else 1])
         assert "shutting down" in said or "did not answer" in said, said
+
+
+def test_a_policy_is_read_again_while_the_executor_is_replaced(world):
+    model = add(world, "one")
+    server = world.serve(world.policy("one", server="spare_executor: false"))
+    check(server, "one", model)
+    for _ in range(3):
+        os.kill(server.executor(), signal.SIGKILL)
+        done = reload(world)
+        assert done.returncode == 0, done.stderr
+        eventually(lambda: server.status()["executor"]["state"] == "ready", "another executor serves")
+    check(server, "one", model)

@@ -151,11 +151,18 @@ def status(sluice) -> dict:
     return json.loads(call(sluice, "status", "--json").stdout)
 
 
+def remove(folder: Path) -> None:
+    """At once, so that nobody puts anything back into it amid that."""
+    away = folder.with_name(folder.name + "-away")
+    folder.rename(away)
+    shutil.rmtree(away)
+
+
 REMOVE = {
     "the socket": lambda folder: (folder / "broker.sock").unlink(),
     "the lock": lambda folder: (folder / "broker.lock").unlink(),
     "all files": lambda folder: [file.unlink() for file in folder.iterdir()],
-    "the folder": shutil.rmtree,
+    "the folder": remove,
 }
 
 
@@ -177,7 +184,7 @@ def test_a_broker_whose_place_is_removed_is_found_again(sluice, folder, what):
 def test_a_broker_whose_folder_is_removed_and_that_nobody_needs_ends(sluice, folder):
     assert said_by(sluice, *STARTS[0]) == ""
     pid = status(sluice)["pool"]["broker_pid"]
-    shutil.rmtree(folder)
+    remove(folder)
     assert reaches(lambda: not alive(pid))
     assert not folder.exists()
 

@@ -83,7 +83,7 @@ def integer(name: str, value: int) -> dict:
 
 
 @contextlib.contextmanager
-def load_without_end(server: Server):
+def load_without_end(server: Server, rounds: int = 200):
     """Several clients, each with a request in flight, so that the server is never idle."""
     stop = threading.Event()
     failures: list[BaseException] = []
@@ -91,7 +91,7 @@ def load_without_end(server: Server):
     def ask() -> None:
         try:
             while not stop.is_set():
-                assert int(server.outputs("slow", [integer("n", 200)])[0]) == 200
+                assert int(server.outputs("slow", [integer("n", rounds)])[0]) == rounds
         except BaseException as failure:  # noqa: BLE001  told by the test's own thread
             failures.append(failure)
 

@@ -100,7 +100,7 @@ def test_it_pauses_while_the_server_computes(world):
     with training(world) as job:
         alone = job.steps()
         eventually(lambda: job.steps() > alone + 100, "it trains alone")
-        with load_without_end(server):
+        with load_without_end(server, 1000):
             eventually(lambda: held() > 0.3, "it is paused")
             paused_at, before = held(), job.steps()
             eventually(lambda: held() > paused_at + 0.7, "it stays paused")
@@ -370,6 +370,9 @@ def test_of_torchrun_its_workers_join_alone(sluice, tmp_path):
             print(json.dumps([sorted(pids) == sorted(clients()), float(sum(p.abs().sum() for p in model.parameters()))]), flush=True)
         distributed.barrier()
         distributed.destroy_process_group()
+        # The group ends its threads, which would end the process if they came to the interpreter when it is gone.
+        del model, optimizer
+        gc.collect()
     """))
     words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", script]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}

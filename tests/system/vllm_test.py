@@ -185,7 +185,7 @@ def test_answers_are_the_stock_engines_while_memory_comes_and_goes(pool, tmp_pat
     parker.end()
     assert parker.taken() > 0
     until.touch()
-    job.process.wait(120)
+    job.process.wait(PATIENCE_SECONDS)
     learned = json.loads(out.read_text(encoding="utf-8"))
     assert learned["shared"]
     assert learned["stats"]["commits"] > 0

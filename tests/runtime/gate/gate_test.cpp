@@ -42,7 +42,7 @@ TEST_F(gating, close_waits_for_the_thread_that_is_inside) {
 }
 
 TEST_F(gating, close_gives_up_at_its_deadline_and_leaves_the_gate_open) {
-  driver.delay("cuLaunchKernel", std::chrono::nanoseconds{300ms}.count());
+  driver.delay("cuLaunchKernel", std::chrono::nanoseconds{2s}.count());
   auto const launcher = thread([this] { EXPECT_EQ(launch(quick), CUDA_SUCCESS); });
   ASSERT_TRUE(eventually([this] { return driver.inside("cuLaunchKernel") == 1; }));
   EXPECT_EQ(gate.close(in(5ms)), ETIMEDOUT);
@@ -78,7 +78,7 @@ TEST_F(gating, closing_a_closed_gate_and_opening_an_open_one_changes_nothing) {
 }
 
 TEST_F(gating, an_exempt_thread_is_neither_held_nor_waited_for) {
-  driver.delay("cuLaunchKernel", std::chrono::nanoseconds{300ms}.count());
+  driver.delay("cuLaunchKernel", std::chrono::nanoseconds{2s}.count());
   auto const other = thread([this] {
     gate.exempt_thread(1);
     EXPECT_EQ(launch(quick), CUDA_SUCCESS);
@@ -155,7 +155,7 @@ TEST_F(gating, a_compute_pause_holds_launches_until_it_expires) {
   EXPECT_GE(static_cast<std::uint64_t>(in(0ns)), until);
   auto const start = clock::now();
   EXPECT_EQ(launch(quick), CUDA_SUCCESS);  // an expired word holds nobody
-  EXPECT_LT(clock::now() - start, 1s);
+  EXPECT_LT(clock::now() - start, 60s);
 }
 
 TEST_F(gating, taking_a_compute_pause_back_lets_launches_go_on) {

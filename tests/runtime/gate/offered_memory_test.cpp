@@ -204,7 +204,7 @@ TEST_F(offered_memory, what_names_memory_is_held_while_it_is_not_there_and_wants
 
 TEST_F(offered_memory, does_not_go_before_what_names_it_has_ended) {
   driver.delay("cuGraphInstantiateWithFlags",
-               std::chrono::nanoseconds{std::chrono::milliseconds{300}}.count());
+               std::chrono::nanoseconds{std::chrono::seconds{2}}.count());
   auto const inside = [this] { return driver.inside("cuGraphInstantiateWithFlags"); };
   auto const other = thread([this] {
     CUgraphExec graph = nullptr;

@@ -28,7 +28,7 @@ TEST_F(submission, a_thread_goes_on_while_the_gate_is_closed_and_its_launches_fo
 }
 
 TEST_F(submission, a_thread_goes_on_while_the_device_is_busy) {
-  CUfunction const slow = kernel(100ms);
+  CUfunction const slow = kernel(500ms);
   std::uint64_t const before = begun();
   for (int i = 0; i < 8; ++i) {
     EXPECT_EQ(launch(slow), CUDA_SUCCESS);

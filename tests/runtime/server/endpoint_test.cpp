@@ -502,7 +502,7 @@ TEST_P(http_endpoint, a_large_body_that_stalls_is_408) {
 }
 
 TEST_P(http_endpoint, a_large_body_that_nobody_has_time_for_is_408_and_breaks_nothing) {
-  options_.transfer_timeout = 500ms;
+  options_.transfer_timeout = 3s;
   auto const body = large_addition();
   auto first = keep_others_bodies_waiting(body);
   auto second = client(), leaves = client();
@@ -520,7 +520,7 @@ TEST_P(http_endpoint, a_large_body_that_nobody_has_time_for_is_408_and_breaks_no
 }
 
 TEST_P(http_endpoint, a_large_body_whose_time_is_over_before_anybody_has_read_of_it_is_408) {
-  options_.transfer_timeout = 500ms;
+  options_.transfer_timeout = 3s;
   auto const body = large_addition();
   auto first = keep_others_bodies_waiting(body);
   std::string const head = "POST /v2/models/add/infer HTTP/1.1\r\nHost: h\r\nContent-Length: ";
@@ -732,8 +732,8 @@ TEST_P(http_endpoint, a_request_that_stalls_is_408) {
 }
 
 TEST_P(http_endpoint, an_idle_connection_is_closed_and_a_waiting_one_is_not) {
-  options_.idle_timeout = 50ms;
-  options_.transfer_timeout = 50ms;
+  options_.idle_timeout = 2s;
+  options_.transfer_timeout = 2s;
   service_.hold();
   auto waiting = client();
   waiting.request("POST", "/v2/models/add/infer", addition(1, 1));

@@ -15,6 +15,7 @@ TEST_F(a_host, holds_compute_from_a_requests_arrival_until_none_is_left) {
   auto& control = add(5);
   options_.pause = pause_mode::on_request;
   options_.pause_hysteresis = 1ms;
+  options_.min_share = 0.0;
   start(8);
   control.close();
   send(0, 1, 0);
@@ -30,6 +31,7 @@ TEST_F(a_host, holds_compute_from_a_requests_arrival_until_none_is_left) {
 TEST_F(a_host, holds_compute_while_requests_are_in_flight_and_as_long_as_gaps_say) {
   auto& control = add(5);
   options_.tick = 10ms;
+  options_.min_share = 0.0;
   start(8);
   control.close();
   send(0, 1, 0);
@@ -83,6 +85,7 @@ TEST_F(a_host, leaves_claims_to_whoever_sees_launches) {
 
 TEST_F(a_host, holds_compute_for_engines_as_for_models) {
   auto& control = add(5);
+  options_.min_share = 0.0;
   start(8);
   pool_->engine_works(true);
   EXPECT_EQ(pool_->claims(), 1);
@@ -139,7 +142,7 @@ TEST_F(a_host, ends_a_pause_under_a_request_for_trainings_share_and_takes_it_up_
   control.close();
   auto const before = std::chrono::steady_clock::now();
   send(0, 1);
-  EXPECT_EQ(pool_->claims(), 1);
+  EXPECT_GE(pool_->claims_ever(), 1);
   EXPECT_GE(pool_->claimed_until(), before + 100ms);
   EXPECT_LE(pool_->claimed_until(), std::chrono::steady_clock::now() + 100ms);
   EXPECT_TRUE(pool_->wait_for_claims(0)) << "the request runs all the time";

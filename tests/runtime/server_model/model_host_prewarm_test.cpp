@@ -173,7 +173,7 @@ TEST_F(a_host_that_prewarms, does_without_memory_that_is_owed_to_a_job) {
 
 TEST_F(a_host_that_prewarms, evicts_no_other_model) {
   auto& other = add(7);
-  start_before(2s, 3);
+  start_before(5s, 3);
   EXPECT_EQ(sum_of(ask(1, 1)), 15);
   ASSERT_TRUE(is_omitted());
   EXPECT_EQ(host_->state(1), model_state::warm);
@@ -239,7 +239,7 @@ TEST_F(a_host_that_prewarms, goes_on_while_others_compute_a_model_that_is_warm) 
   add(7);
   options_.computing_threads = 2;
   timed_->close_loads();
-  start_before(2s, 8);
+  start_before(5s, 8);
   EXPECT_EQ(sum_of(ask(1, 1)), 15);
   ASSERT_TRUE(timed_->wait_for_spare_loads(1));
   EXPECT_EQ(sum_of(ask(1, 2)), 16);

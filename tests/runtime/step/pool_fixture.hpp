@@ -34,7 +34,7 @@ class pool_process_test : public testing::Test {
     ASSERT_NE(::mkdtemp(pattern.data()), nullptr);
     folder_ = pattern;
     ::setenv("SLUICE_BROKER", "/proc/self/exe", 1);
-    ::setenv("SLUICE_BROKER_IDLE_EXIT_MS", "3000", 1);
+    ::setenv("SLUICE_BROKER_IDLE_EXIT_MS", "60000", 1);
     RecordProperty("seed", std::to_string(seed_));
     std::printf("seed %u, %d kills\n", seed_, kills_);
     random_.seed(seed_);

@@ -222,7 +222,7 @@ TEST_F(gpu_pools_test, a_pool_on_each_gpu_is_made_by_a_process_of_its_own_while_
 }
 
 TEST_F(gpu_pools_test, the_broker_answers_while_it_has_a_pool_made) {
-  (void)::setenv("FAKE_CUDA_DELAY", "cuMemCreate:50000000", 1);  // ns, for each of 16 chunks
+  (void)::setenv("FAKE_CUDA_DELAY", "cuMemCreate:200000000", 1);  // ns, for each of 16 chunks
   auto const kept = open({.device = 0});
   auto made = std::async(std::launch::async, [this] {
     return open({.backend = "cuda", .device = 0, .pool_bytes = 32_MiB, .chunk_bytes = 2_MiB});
