@@ -89,28 +89,36 @@ disk_wish host_copy_disk_of(broker_options const& options) {
   return wanted;
 }
 
-/// The lock of whoever starts a broker, for as long as it is open. Waits for one who does, who is done in a
-/// minute at most. Throws `unavailable`.
-unique_fd lock_start(std::string const& runtime_dir) {
-  auto const file = runtime_dir + "/start.lock";
-  auto lock =
-      beside_standard_streams(unique_fd{::open(file.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600)});
-  if (!lock && errno == EISDIR) {
-    throw error{error_kind::unavailable,
-                file + " is a folder; remove it with `rm -r " + shell_word(file) + "`"};
-  }
-  if (!lock) {
-    throw error{error_kind::unavailable,
-                "cannot write in the runtime folder " + runtime_dir + ": " + reason_of(errno) +
-                    "; name a folder that you can write with --runtime-dir"};
-  }
-  while (::flock(lock.get(), LOCK_EX) != 0) {
-    if (errno != EINTR) {
-      throw system_error("cannot lock " + file);
+/// The lock of whoever starts a broker. Waits for one who does, who is done in a minute at most. The constructor throws `unavailable`.
+class start_lock {
+ public:
+  explicit start_lock(std::string const& runtime_dir) {
+    auto const file = runtime_dir + "/start.lock";
+    lock_ = beside_standard_streams(
+        unique_fd{::open(file.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600)});
+    if (!lock_ && errno == EISDIR) {
+      throw error{error_kind::unavailable,
+                  file + " is a folder; remove it with `rm -r " + shell_word(file) + "`"};
+    }
+    if (!lock_) {
+      throw error{error_kind::unavailable,
+                  "cannot write in the runtime folder " + runtime_dir + ": " + reason_of(errno) +
+                      "; name a folder that you can write with --runtime-dir"};
+    }
+    while (::flock(lock_.get(), LOCK_EX) != 0) {
+      if (errno != EINTR) {
+        throw system_error("cannot lock " + file);
+      }
     }
   }
-  return lock;
-}
+  start_lock(start_lock const&) = delete;
+  start_lock& operator=(start_lock const&) = delete;
+  /// Closing would not do: children that were forked meanwhile have it open, too.
+  ~start_lock() { (void)::flock(lock_.get(), LOCK_UN); }
+
+ private:
+  unique_fd lock_;
+};
 
 void say(int ready_fd, std::string const& text) {
   if (ready_fd >= 0) {
@@ -126,7 +134,7 @@ unique_fd ensure_broker(broker_options const& options) {
   if (auto socket = connect_to_broker(runtime_dir)) {
     return std::move(*socket);
   }
-  auto const lock = lock_start(runtime_dir);
+  start_lock const lock{runtime_dir};
   if (auto socket = connect_to_broker(runtime_dir)) {
     return std::move(*socket);
   }

@@ -2,6 +2,9 @@
 
 #include <poll.h>
 
+#include <chrono>
+#include <thread>
+
 #include "memhandover/base/error.hpp"
 #include "memhandover/base/waiting.hpp"
 #include "memhandover/base/wire.hpp"
@@ -14,9 +17,19 @@ namespace {
 class questions {
  public:
   explicit questions(std::string const& runtime_dir) : dir_(check_runtime_dir(runtime_dir)) {
+    constexpr std::chrono::milliseconds until_it_listens{1'000}, apart{5};
     auto socket = connect_to_broker(dir_);
+    auto other = socket ? std::nullopt : holder_of_broker_lock(dir_);
+    // One that begins, or ends, has its lock a little longer than its socket.
+    auto const until = std::chrono::steady_clock::now() + until_it_listens;
+    while (other && std::chrono::steady_clock::now() < until) {
+      std::this_thread::sleep_for(apart);
+      if ((socket = connect_to_broker(dir_))) {
+        break;
+      }
+      other = holder_of_broker_lock(dir_);
+    }
     if (!socket) {
-      auto const other = holder_of_broker_lock(dir_);
       throw error{error_kind::unavailable, other
                                                ? unreachable_broker(dir_, *other)
                                                : "no broker runs in " + dir_ +

@@ -213,11 +213,15 @@ json with_server(json pool, std::string const& runtime_dir) {
 json ask_server(std::string const& runtime_dir, std::optional<int> device,
                 std::string const& wanted) {
   auto const pool = memhandover::query_status(runtime_dir, device);
-  auto const endpoint = live_endpoint(pool);
-  if (endpoint.empty()) {
-    throw error{error_kind::unavailable, "no server serves out of that pool"};
-  }
   auto const path = memhandover::status_socket_of(runtime_dir, pool["pool"].value("device", 0));
+  auto endpoint = live_endpoint(pool);
+  if (endpoint.empty()) {  // while its executor is replaced it is not in the pool
+    auto const status = status_over_socket(path);
+    if (!status) {
+      throw error{error_kind::unavailable, "no server serves out of that pool"};
+    }
+    endpoint = status->at(own_endpoint()).get<std::string>();
+  }
   auto answer = over_socket(path, wanted);
   if (!answer.is_object()) {
     throw error{error_kind::unavailable,

@@ -268,6 +268,18 @@ bool has_server(nlohmann::json const& pool) {
   });
 }
 
+/// The pool once this server's executor is in it, which may just be replaced, or the broker. Nothing: it is not until then.
+std::optional<nlohmann::json> seen_within(std::chrono::milliseconds patience, pool_watch& pool,
+                                          end_signals const& signals) {
+  auto const until = std::chrono::steady_clock::now() + patience;
+  auto seen = pool.look(patience);
+  while (!seen && !signals.has_come() && std::chrono::steady_clock::now() < until) {
+    std::this_thread::sleep_for(look_every);
+    seen = pool.look(patience);
+  }
+  return seen;
+}
+
 /// Engines of the server before this one serve from now on, where it has left them: false if they cannot be tenants of the pool yet.
 bool take_over(engine_host& engines, policy::policy const& wanted, command_line const& given,
                end_signals const& signals) {
@@ -407,6 +419,7 @@ int serve(command_line const& given) {
   options.reader = &http;
   executor.emplace(std::move(options));
   if (!executor->wait_until_ready([&signals] { return signals.arrived(); })) {
+    executor.reset();  // before the endpoint, which it reads with
     return 0;
   }
   pool.emplace([&] { return memhandover::query_status(given.runtime_dir, wanted.pool.device); },
@@ -417,7 +430,7 @@ int serve(command_line const& given) {
   if (engines) {
     if (is_attached) {
       // as the server before this one was
-    } else if (auto const seen = pool->look(pool_patience)) {
+    } else if (auto const seen = seen_within(pool_patience, *pool, signals)) {
       engines->attach(tenancy_of(wanted, given, *seen));
     } else {
       spdlog::warn("engines have memory of their own, since the broker does not answer");

@@ -118,7 +118,7 @@ extern "C" SLUICE_EXPORT int sluice_torch_host_install(void) {
     torch_allocator = nullptr;
     return 1;  // another allocator is in place that cannot be asked whose an address is
   }
-  static pool_allocator ours;
+  static auto& ours = *new pool_allocator;  // torch's threads may outlive what exit() destroys
   constexpr std::uint8_t above_the_default = 200;
   c10::SetCPUAllocator(&ours, above_the_default);
   at::addGlobalCallback(

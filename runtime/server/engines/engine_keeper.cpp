@@ -125,7 +125,10 @@ class meeting_place {
  public:
   explicit meeting_place(std::string path) : path_(std::move(path)) {
     if (path_.empty()) return;
-    auto const address = memhandover::socket_address(path_);
+    // Whoever finds its name can connect; one that cannot would take it for a dead keeper's.
+    std::filesystem::path const named{path_};
+    auto const draft = (named.parent_path() / ("~" + named.filename().string())).string();
+    auto const address = memhandover::socket_address(draft);
     if (!address) {
       throw error{error_kind::invalid_argument,
                   "the path of the runtime folder is too long for " + path_};
@@ -134,7 +137,7 @@ class meeting_place {
     socket_.reset(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
     if (!socket_ ||
         ::bind(socket_.get(), reinterpret_cast<sockaddr const*>(&*address), sizeof *address) != 0 ||
-        ::listen(socket_.get(), backlog) != 0) {
+        ::listen(socket_.get(), backlog) != 0 || std::rename(draft.c_str(), path_.c_str()) != 0) {
       throw memhandover::system_error("cannot listen on " + path_);
     }
   }

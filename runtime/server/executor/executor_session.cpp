@@ -115,10 +115,14 @@ void executor_session::carry_out(std::unique_lock<std::mutex>& lock, changer con
   lock.lock();
 }
 
-void executor_session::fail(error const& why) {
-  auto made = wrap(infer_result{why});
-  made.body["type"] = "failed";
-  send(made);
+void executor_session::fail(error const& why) noexcept {
+  try {
+    auto made = wrap(infer_result{why});
+    made.body["type"] = "failed";
+    send(made);
+  } catch (std::exception const&) {
+    // The server has gone as well; there is nobody left to tell.
+  }
 }
 
 void executor_session::receive(detail::reader_role::member me) {

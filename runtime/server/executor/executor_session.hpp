@@ -87,7 +87,7 @@ class executor_session {
                            nlohmann::json const& unservable = nlohmann::json::array(),
                            changer const& change = {});
   /// Tells the server why there is nothing to serve.
-  void fail(error const& why);
+  void fail(error const& why) noexcept;
 
  private:
   void receive(detail::reader_role::member me);
