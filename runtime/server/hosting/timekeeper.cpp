@@ -228,9 +228,14 @@ void model_host::impl::share_memory(lock_type& lock) {
                       .max_idle = each.is.scheduling.limits.max_idle});
   }
   auto const memory = static_cast<double>(room);
-  auto const in_force = shared_.share(models, memory);
-  for (model_index place = 0; place < slots_.size(); ++place) {
-    slots_[place].together = in_force[place];
+  try {
+    auto const in_force = shared_.share(models, memory);
+    for (model_index place = 0; place < slots_.size(); ++place) {
+      slots_[place].together = in_force[place];
+    }
+  } catch (std::exception const& failure) {
+    spdlog::error("the scheduler has no decision for all models reason={}",
+                  telemetry::quoted(failure.what()));
   }
   bool const is_short = shared_.wanted_bytes() > memory;
   if (is_short != std::exchange(memory_is_short_, is_short)) {
