@@ -104,7 +104,8 @@ TEST_F(a_crowded_host, leaves_each_its_own_timeout_where_all_have_room) {
   ASSERT_TRUE(has_decided());
   EXPECT_TRUE(come_to_choose_together(false));
   EXPECT_GT(held_bytes(), 3.0 * heap_pool::chunk) << "else the other tests show nothing";
-  for (auto const& each : describe(host_->snapshot())["models"]) {
+  auto const said = describe(host_->snapshot());
+  for (auto const& each : said["models"]) {
     EXPECT_EQ(each["chosen_together"], false);
   }
 }
