@@ -9,6 +9,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -38,6 +39,20 @@ class a_host : public ::testing::Test {
   void start(std::uint32_t pool_chunks, std::uint32_t training_chunks = 0) {
     pool_ = std::make_shared<heap_pool>(pool_chunks, training_chunks);
     host_ = std::make_unique<model_host>(options_, pool_, std::move(models_));
+  }
+
+  /// No tick comes after the first, so that what loads take has no part in what is decided.
+  void start_with_one_tick(std::uint32_t pool_chunks) {
+    options_.tick = std::chrono::hours{1};
+    start(pool_chunks);
+    auto const has_decided = [this] {
+      return !host_->snapshot().models.back().report.warm.candidates.empty();
+    };
+    auto const until = std::chrono::steady_clock::now() + patience;
+    while (!has_decided() && std::chrono::steady_clock::now() < until) {
+      std::this_thread::sleep_for(std::chrono::milliseconds{1});
+    }
+    ASSERT_TRUE(has_decided());
   }
 
   request_ticket send(std::size_t model, std::int64_t value, int which = 0,

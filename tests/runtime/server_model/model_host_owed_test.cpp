@@ -38,7 +38,7 @@ TEST_F(owed_memory_of_a_host, is_not_touched_before_it_is_owed) {
   EXPECT_TRUE(pool_->wait_until_met());
 }
 
-TEST_F(owed_memory_of_a_host, comes_from_as_few_models_as_it_takes_the_longest_idle_first) {
+TEST_F(owed_memory_of_a_host, comes_from_as_few_models_as_it_takes_who_is_asked_least_first) {
   auto& first = add(5);
   auto& second = add(7);
   auto& third = add(9);
@@ -46,7 +46,10 @@ TEST_F(owed_memory_of_a_host, comes_from_as_few_models_as_it_takes_the_longest_i
   EXPECT_EQ(sum_of(ask(0, 1)), 11);
   EXPECT_EQ(sum_of(ask(1, 1)), 15);
   EXPECT_EQ(sum_of(ask(2, 1)), 19);
-  EXPECT_EQ(sum_of(ask(0, 2)), 12) << "so the second is idle for longest";
+  for (int i = 0; i < 50; ++i) {  // far more than their loads may differ
+    EXPECT_EQ(sum_of(ask(0, 2)), 12);
+    EXPECT_EQ(sum_of(ask(2, 2)), 20);
+  }
   pool_->set_owed(2, steady_clock::now(), 1s);
   EXPECT_TRUE(second.wait_for_unloads(1));
   EXPECT_TRUE(pool_->wait_until_met());

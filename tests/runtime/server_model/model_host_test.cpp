@@ -257,7 +257,7 @@ TEST_F(a_host, evicts_the_longest_idle_model_when_memory_is_short) {
   add(5);
   add(7);
   add(9);
-  start(5);  // room for two
+  start_with_one_tick(5);  // room for two
   EXPECT_EQ(sum_of(ask(0, 1)), 11);
   EXPECT_EQ(sum_of(ask(1, 1)), 15);
   EXPECT_EQ(sum_of(ask(0, 2)), 12);  // the other one is now the longest idle
@@ -286,7 +286,7 @@ TEST_F(a_host, evicts_one_large_model_where_several_small_ones_would_have_to_go)
   add(6, scheduler::seconds{1e6}, heap_pool::chunk);
   add(7, scheduler::seconds{1e6}, 3 * heap_pool::chunk);
   add(8, scheduler::seconds{1e6}, 3 * heap_pool::chunk);
-  start(5);
+  start_with_one_tick(5);
   for (std::size_t model = 0; model < 3; ++model) {
     ASSERT_GT(sum_of(ask(model, 1)), 0);
   }
