@@ -352,6 +352,7 @@ def test_a_child_that_is_forked_from_what_shares_goes_on_without_a_word(sluice):
 def test_of_torchrun_its_workers_join_alone(sluice, tmp_path):
     script = tmp_path / "rank.py"
     script.write_text(program(CLIENTS, """
+        import gc
         import torch
         from torch import distributed, nn
 
