@@ -23,6 +23,17 @@ inline constexpr std::uint64_t model_bytes = 2 * heap_pool::chunk;
 
 class a_host : public ::testing::Test {
  protected:
+  template <typename Holds>
+  [[nodiscard]] static bool eventually(Holds const& holds) {
+    for (auto const until = std::chrono::steady_clock::now() + patience; !holds();
+         std::this_thread::sleep_for(std::chrono::milliseconds{1})) {
+      if (std::chrono::steady_clock::now() > until) {
+        return false;
+      }
+    }
+    return true;
+  }
+
   model_control& add(unsigned char weight, scheduler::seconds idle = scheduler::seconds{1e6},
                      std::uint64_t bytes = model_bytes) {
     controls_.push_back(std::make_shared<model_control>());
@@ -45,14 +56,8 @@ class a_host : public ::testing::Test {
   void start_with_one_tick(std::uint32_t pool_chunks) {
     options_.tick = std::chrono::hours{1};
     start(pool_chunks);
-    auto const has_decided = [this] {
-      return !host_->snapshot().models.back().report.warm.candidates.empty();
-    };
-    auto const until = std::chrono::steady_clock::now() + patience;
-    while (!has_decided() && std::chrono::steady_clock::now() < until) {
-      std::this_thread::sleep_for(std::chrono::milliseconds{1});
-    }
-    ASSERT_TRUE(has_decided());
+    ASSERT_TRUE(eventually(
+        [this] { return !host_->snapshot().models.back().report.warm.candidates.empty(); }));
   }
 
   request_ticket send(std::size_t model, std::int64_t value, int which = 0,

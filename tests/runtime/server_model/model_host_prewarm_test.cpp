@@ -4,7 +4,6 @@
 
 #include <filesystem>
 #include <functional>
-#include <thread>
 
 #include "tests/runtime/server_model/a_host.hpp"
 
@@ -80,16 +79,6 @@ class a_host_that_prewarms : public a_host {
 
   [[nodiscard]] model_snapshot seen(std::size_t model = 0) const {
     return host_->snapshot().models.at(model);
-  }
-  template <typename Holds>
-  [[nodiscard]] static bool eventually(Holds const& holds) {
-    for (auto const until = std::chrono::steady_clock::now() + patience; !holds();
-         std::this_thread::sleep_for(1ms)) {
-      if (std::chrono::steady_clock::now() > until) {
-        return false;
-      }
-    }
-    return true;
   }
   [[nodiscard]] bool is_prewarmed() const {
     return eventually([this] { return seen().prewarms == 1; });

@@ -4,9 +4,7 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <functional>
 #include <random>
-#include <thread>
 
 #include "runtime/server/hosting/host_status.hpp"
 #include "tests/runtime/server_model/a_host.hpp"
@@ -62,15 +60,6 @@ class a_crowded_host : public a_host {
     std::filesystem::remove_all(folder_);
   }
 
-  [[nodiscard]] static bool eventually(std::function<bool()> const& holds) {
-    for (auto const until = std::chrono::steady_clock::now() + patience; !holds();
-         std::this_thread::sleep_for(1ms)) {
-      if (std::chrono::steady_clock::now() > until) {
-        return false;
-      }
-    }
-    return true;
-  }
   [[nodiscard]] bool has_decided() const {
     return eventually([this] {
       auto const models = host_->snapshot().models;
