@@ -21,9 +21,12 @@ extern "C" {
 
 struct sluice_elastic;
 
-/* Joins the pool on the host that the environment names (SLUICE_RUNTIME_DIR, SLUICE_DEVICE), as an engine of that name. Null if it
- * cannot. A pool that is not there is made, as `sluice run` makes it. */
-SLUICE_EXPORT struct sluice_elastic* sluice_elastic_join(char const* name);
+/* For `device`: the pool on the host, whose number is SLUICE_DEVICE. */
+#define SLUICE_ELASTIC_HOST (-1)
+
+/* Joins the pool of that GPU, by CUDA's number, in the runtime folder that the environment names (SLUICE_RUNTIME_DIR), as an engine of
+ * that name. Null if it cannot, as where SLUICE_DEVICE is another one. A pool that is not there is made, as `sluice run` makes it. */
+SLUICE_EXPORT struct sluice_elastic* sluice_elastic_join(char const* name, int device);
 /* Leaves the pool: nothing reaches its memory any more. A process that ends need not. */
 SLUICE_EXPORT void sluice_elastic_leave(struct sluice_elastic* space);
 
@@ -38,7 +41,7 @@ SLUICE_EXPORT void* sluice_elastic_base(struct sluice_elastic const* space);
  * `patience_ms`; 0 asks once. */
 SLUICE_EXPORT int sluice_elastic_back(struct sluice_elastic* space, uint32_t const* chunks,
                                       uint32_t count, uint32_t patience_ms);
-/* Nothing reaches these any more: others may have them. */
+/* Nothing reaches these any more: others may have them. On a GPU nothing that is in flight may use them. */
 SLUICE_EXPORT int sluice_elastic_give_back(struct sluice_elastic* space, uint32_t const* chunks,
                                            uint32_t count);
 

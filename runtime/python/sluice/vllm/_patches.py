@@ -1,6 +1,6 @@
 """Where vLLM's engine meets the elastic cache: it allocates the cache, has a pool of blocks, asks that for slots, and makes steps.
 
-    worker: _allocate_kv_cache_tensors ─► a range of the pool, chunk 0 behind it ─► views of the layers
+    worker: _allocate_kv_cache[_tensors] ─► a range of the pool, chunk 0 behind it ─► views of the layers
     scheduler: BlockPool ─► takes that over; allocate_slots ─► grows where it would say no
                schedule … update_from_output ─► a step is in flight; what is idle, or demanded, goes before and after it
 """
@@ -12,12 +12,15 @@ import functools
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import vllm.v1.core.kv_cache_coordinator as coordinator
+import vllm.v1.worker.gpu.attn_utils as second_runner
+import vllm.v1.worker.gpu.model_runner as second_runners_module
+from vllm.config import VllmConfig
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
@@ -25,6 +28,7 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import AttentionSpec, KVCacheConfig, MambaSpec, UniformTypeKVCacheSpecs
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+from vllm.v1.worker.utils import AttentionGroup
 
 from sluice.vllm import _checks
 from sluice.vllm._cache import ElasticCache
@@ -53,8 +57,7 @@ class ElasticBlockPool(BlockPool):
     def __init__(self, num_gpu_blocks: int, enable_caching: bool, hash_block_size: int, enable_kv_cache_events: bool = False,
                  metrics_collector: Any = None) -> None:
         if not _allocated:
-            raise _checks.Refused("no worker in this process has allocated it: either that is another process, or has vLLM's second model runner "
-                                  "(VLLM_USE_V2_MODEL_RUNNER=0)")
+            raise _checks.Refused("no worker in this process has allocated it: that is another process, or another runner of models than are known")
         allocated = _allocated.pop()
         super().__init__(1, enable_caching, hash_block_size, enable_kv_cache_events, metrics_collector)
         self.elastic = ElasticCache(allocated.layout, allocated.space, keeping(), KVCacheBlock, self._maybe_evict_cached_block)
@@ -117,14 +120,13 @@ def _number(name: str, usual: int) -> int:
     return int(text) if text else usual
 
 
-def _allocate(runner: GPUModelRunner, kv_cache: KVCacheConfig) -> dict[str, torch.Tensor]:
+def _allocate(config: VllmConfig, groups: Iterable[AttentionGroup], kv_cache: KVCacheConfig, device: torch.device) -> dict[str, torch.Tensor]:
     """What vLLM does with `torch.zeros`: each layer's view, in a range of the pool."""
-    config = runner.vllm_config
-    backends = {group.backend.get_name() for groups in runner.attn_groups for group in groups}
-    _checks.check_engine(config, runner.device.type, backends, config.scheduler_config.get_scheduler_cls(), (Scheduler, AsyncScheduler))
+    backends = {group.backend.get_name() for group in groups}
+    _checks.check_engine(config, device.type, backends, config.scheduler_config.get_scheduler_cls(), (Scheduler, AsyncScheduler))
     page = _checks.check_tensors(kv_cache, (AttentionSpec,))
     keeping()
-    space = PoolSpace(os.environ.get("SLUICE_NAME") or "vllm")
+    space = PoolSpace(os.environ.get("SLUICE_NAME") or "vllm", _gpu(device))
     try:
         layout = Layout.for_blocks(kv_cache.num_blocks, space.chunk_bytes, page, len(kv_cache.kv_cache_tensors))
     except DoesNotFit as why:
@@ -136,9 +138,7 @@ def _allocate(runner: GPUModelRunner, kv_cache: KVCacheConfig) -> dict[str, torc
     base = space.reserve(layout.chunks)
     if not space.back([0], FIRST_CHUNK_MS):
         raise _checks.Refused(f"the pool has not granted the first chunk within {FIRST_CHUNK_MS // 1000} s")
-    memory = (ctypes.c_int8 * (layout.chunks * layout.chunk_bytes)).from_address(base)
-    memory.space = space  # which lives as long as a view does
-    whole = torch.frombuffer(memory, dtype=torch.int8)
+    whole = _whole(space, base, layout.chunks * layout.chunk_bytes, device)
     views = {}
     for layer, tensor in enumerate(kv_cache.kv_cache_tensors):
         begin, length = layout.view(layer)
@@ -147,6 +147,48 @@ def _allocate(runner: GPUModelRunner, kv_cache: KVCacheConfig) -> dict[str, torc
     logger.info("The KV cache lies in Sluice's pool: up to %d chunks of %d bytes, with %d blocks each", layout.chunks, layout.chunk_bytes,
                 layout.blocks_per_chunk)
     return views
+
+
+def _gpu(device: torch.device) -> int | None:
+    if device.type == "cpu":
+        return None
+    return torch.cuda.current_device() if device.index is None else device.index
+
+
+class _OnGpu:
+    """Memory of a GPU as torch takes it from others, which then keeps this."""
+
+    def __init__(self, space: PoolSpace, base: int, length: int) -> None:
+        self.space = space
+        self.__cuda_array_interface__ = {"shape": (length,), "typestr": "|i1", "data": (base, False), "version": 2}
+
+
+def _whole(space: PoolSpace, base: int, length: int, device: torch.device) -> torch.Tensor:
+    """The range, most of which has no memory; the space lives as long as a view of it does."""
+    if device.type != "cpu":
+        return torch.as_tensor(_OnGpu(space, base, length), device=device)
+    memory = (ctypes.c_int8 * length).from_address(base)
+    memory.space = space
+    return torch.frombuffer(memory, dtype=torch.int8)
+
+
+def _allocate_tensors(runner: GPUModelRunner, kv_cache: KVCacheConfig) -> dict[str, torch.Tensor]:
+    return _allocate(runner.vllm_config, (group for groups in runner.attn_groups for group in groups), kv_cache, runner.device)
+
+
+def _init_kv_cache(inner: Callable[..., Any], runner_kv_caches: Any, forward_context: Any, kv_cache_config: KVCacheConfig,
+                   attn_groups: list[list[AttentionGroup]], device: torch.device, cache_dtype: str, kernel_block_sizes: list[int],
+                   vllm_config: VllmConfig) -> Any:
+    """Of the second runner of models, where what allocates is told of neither."""
+    def allocate(kv_cache: KVCacheConfig, _shared_layers: object, on: torch.device) -> dict[str, torch.Tensor]:
+        return _allocate(vllm_config, (group for groups in attn_groups for group in groups), kv_cache, on)
+
+    vllms = second_runner._allocate_kv_cache
+    second_runner._allocate_kv_cache = allocate
+    try:
+        return inner(runner_kv_caches, forward_context, kv_cache_config, attn_groups, device, cache_dtype, kernel_block_sizes, vllm_config)
+    finally:
+        second_runner._allocate_kv_cache = vllms
 
 
 def _cache_of(scheduler: Scheduler) -> ElasticCache:
@@ -165,10 +207,16 @@ def _preempt(scheduler: Scheduler, chunks: int | None) -> int:
         request.async_tokens_to_discard += request.num_output_placeholders  # what is in flight for it
         request.num_output_placeholders = 0
         scheduler.prev_step_scheduled_req_ids.discard(request.request_id)
+        scheduler.sluice_preempted.add(request.request_id)
     return len(chosen)
 
 
-def _wrap(owner: type, name: str, around: Callable[..., Any]) -> None:
+def _begin(inner: Callable[..., Any], scheduler: Scheduler, *arguments: Any, **named: Any) -> None:
+    scheduler.sluice_preempted = set()  # between two steps
+    inner(scheduler, *arguments, **named)
+
+
+def _wrap(owner: object, name: str, around: Callable[..., Any]) -> None:
     """`around` is called in its place, with the function that was there first."""
     inner = getattr(owner, name)
 
@@ -191,6 +239,9 @@ def _schedule(inner: Callable[..., Any], scheduler: Scheduler, *arguments: Any, 
         cache.preempt_by(scheduler.sluice_preempt)
         cache.before_step()
         made = inner(scheduler, *arguments, **named)
+        if scheduler.use_v2_model_runner:  # which keeps what it has of a request until it is told
+            made.preempted_req_ids = (made.preempted_req_ids or set()) | scheduler.sluice_preempted
+        scheduler.sluice_preempted.clear()
         cache.launched()
         return made
 
@@ -210,9 +261,11 @@ def _with_lock(inner: Callable[..., Any], scheduler: Scheduler, *arguments: Any,
 
 def install() -> None:
     """From now on engines of this process have an elastic cache."""
-    GPUModelRunner._allocate_kv_cache_tensors = _allocate
+    GPUModelRunner._allocate_kv_cache_tensors = _allocate_tensors
+    _wrap(second_runners_module, "init_kv_cache", _init_kv_cache)
     coordinator.BlockPool = ElasticBlockPool
     Scheduler.sluice_preempt = _preempt
+    _wrap(Scheduler, "__init__", _begin)
     _wrap(KVCacheManager, "allocate_slots", _allocate_slots)
     _wrap(Scheduler, "schedule", _schedule)
     _wrap(Scheduler, "update_from_output", _update_from_output)

@@ -11,10 +11,11 @@ from pathlib import Path
 from sluice.errors import SluiceError
 
 _OUT_OF_MEMORY = 2
+_HOST = -1
 
 _SIGNATURES = {
     "sluice_last_error": (ctypes.c_char_p, []),
-    "sluice_elastic_join": (ctypes.c_void_p, [ctypes.c_char_p]),
+    "sluice_elastic_join": (ctypes.c_void_p, [ctypes.c_char_p, ctypes.c_int]),
     "sluice_elastic_leave": (None, [ctypes.c_void_p]),
     "sluice_elastic_chunk_bytes": (ctypes.c_uint64, [ctypes.c_void_p]),
     "sluice_elastic_pool_chunks": (ctypes.c_uint32, [ctypes.c_void_p]),
@@ -58,15 +59,19 @@ def _open(path: str) -> ctypes.CDLL:
 
 
 class PoolSpace:
-    """A range of an engine in the pool on the host. It leaves the pool when nothing refers to it any more.
+    """A range of an engine in the pool of a GPU, or on the host. It leaves the pool when nothing refers to it any more.
+
+    Args:
+        name: The engine's, in the pool.
+        gpu: CUDA's number of it; None: the host.
 
     Raises:
         SluiceError: It cannot join, or the pool refuses what is no shortage.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, gpu: int | None = None) -> None:
         self._library = _open(library_path())
-        self._handle = self._library.sluice_elastic_join(name.encode())
+        self._handle = self._library.sluice_elastic_join(name.encode(), _HOST if gpu is None else gpu)
         if not self._handle:
             raise SluiceError(self._reason())
         # At the process's end other threads may still use the memory; the pool takes it back then by itself.
