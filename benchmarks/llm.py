@@ -109,7 +109,7 @@ def described(args: argparse.Namespace, model: str, runner: int) -> dict:
 
 
 def measure_answers(args: argparse.Namespace, model: str, runner: int) -> Cell:
-    asked = {"seed": 1, "count": args.distinct, "longest_prompt": 300, "longest_answer": 64}
+    asked = {"seed": 1, "count": args.distinct, "longest_prompt": 500, "longest_answer": 64}
     with stage_of(args, model) as stage:
         said = said_of(args, model, runner)
         stock = Engine(stage, "stock", kv="own", **said)
@@ -123,7 +123,7 @@ def measure_answers(args: argparse.Namespace, model: str, runner: int) -> Cell:
         if words < 200:
             raise Failed(f"answers with {words} words would not tell")
         served, equal, others, last = 0, 0, {}, {}
-        with Taker(stage, min(GIB, POOL_BYTES[model] // 8)) as taker:
+        with Taker(stage, POOL_BYTES[model] // 4) as taker:
             while served < args.requests:
                 last = elastic.ask("answer", out=str(out), **asked)
                 found = json.loads(out.read_text(encoding="utf-8"))

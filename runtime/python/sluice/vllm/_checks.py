@@ -27,6 +27,8 @@ _FUNCTIONS = {
         "self request num_new_tokens num_new_computed_tokens new_computed_blocks num_lookahead_tokens num_external_computed_tokens "
         "delay_cache_blocks num_encoder_tokens full_sequence_must_fit reserved_blocks has_scheduled_reqs",
     "vllm.v1.core.kv_cache_manager:KVCacheManager.get_block_ids": "self request_id",
+    "vllm.v1.core.sched.scheduler:Scheduler.__init__":
+        "self vllm_config kv_cache_config structured_output_manager block_size hash_block_size mm_registry include_finished_set log_stats",
     "vllm.v1.core.sched.scheduler:Scheduler.schedule": "self throttle_prefills",
     "vllm.v1.core.sched.scheduler:Scheduler.update_from_output": "self scheduler_output model_runner_output",
     "vllm.v1.core.sched.scheduler:Scheduler.finish_requests": "self request_ids finished_status",
