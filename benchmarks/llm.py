@@ -6,9 +6,10 @@
 Both engines are processes of the same program (llm_engine.py), with seeded weights at the shape of Llama-3.2-1B or Llama-3.1-8B, the same
 capacity for their caches, CUDA graphs and prefix caching. On the host the model is tiny, and the engines run eagerly.
 
-`part=answers`: the same requests again and again while a server takes memory of the pool, and writes all over it. An answer that is not the stock engine's, token by token, is
-scored by the stock engine: in one prefill over prompt and answer, how far each token is from the one that it likes best there. Requests that were preempted are computed in
-other batches, and rounding differs then. `wrong` counts answers with a token farther away than any of the stock engine's own answers has, scored alike. `gap_nats` is the farthest, `own_gap_nats` the
+`part=answers`: the same requests again and again, each time in another order, while a server takes memory of the pool, and writes all over it. Requests that were preempted are computed in
+other batches, and rounding differs then, as it does between the stock engine's own answers in one order and another. So an answer that is none of those that the stock engine gives, token by token, is
+scored by the stock engine: in one prefill over prompt and answer, how far each token is from the one that it likes best there. `wrong` counts answers with a token farther away than any of the
+stock engine's own answers has, scored alike. `equal_percent` are those that are the stock engine's in the same order. `gap_nats` is the farthest, `own_gap_nats` the
 stock engine's own. `grown_ms` is what it takes to get a chunk, and `beyond_ms` how long after the step in flight what somebody demands has gone.
 
 `part=throughput`: both engines answer the same requests, in turns. `throughput_ratio` is the median of the pairs' ratios of tokens a second; its
@@ -117,24 +118,29 @@ def measure_answers(args: argparse.Namespace, model: str, runner: int) -> Cell:
         for engine in (stock, elastic):
             engine.ready()
         out = stage.folder / "tokens"
-        stock.ask("answer", out=str(out), **asked)
-        expected = json.loads(out.read_text(encoding="utf-8"))
-        words = len({token for answer in expected for token in answer})
+
+        def answers(engine: Engine, order: int) -> tuple[list[list[int]], dict]:
+            said = engine.ask("answer", out=str(out), order=order, **asked)
+            return json.loads(out.read_text(encoding="utf-8")), said
+
+        rounds = -(-args.requests // args.distinct)
+        expected = [answers(stock, order)[0] for order in range(rounds)]
+        words = len({token for answer in expected[0] for token in answer})
         if words < 200:
             raise Failed(f"answers with {words} words would not tell")
-        served, equal, others, last = 0, 0, {}, {}
+        equal, others, last = 0, {}, {}
         with Taker(stage, POOL_BYTES[model] // 4) as taker:
-            while served < args.requests:
-                last = elastic.ask("answer", out=str(out), **asked)
-                found = json.loads(out.read_text(encoding="utf-8"))
-                served += len(found)
-                for number, (one, other) in enumerate(zip(expected, found, strict=True)):
+            for order in range(rounds):
+                found, last = answers(elastic, order)
+                for number, (one, other) in enumerate(zip(expected[order], found, strict=True)):
                     equal += one == other
                     if one != other:
                         others.setdefault(tuple(other), number)
         timed = elastic.ask("watch")
-        own = gaps_of(stock, out, asked, [dict(enumerate(expected))])
-        apart = gaps_of(stock, out, asked, batches_of(others))
+        stocks = {tuple(answer): number for found in expected for number, answer in enumerate(found)}
+        own = gaps_of(stock, out, asked, batches_of(stocks))
+        apart = gaps_of(stock, out, asked, batches_of({answer: number for answer, number in others.items() if answer not in stocks}))
+        served = rounds * args.distinct
     return Cell({"part": "answers", **described(args, model, runner), "distinct": args.distinct},
                 {"served": single(served), "wrong": single(sum(gap > max(own) + SLACK_NATS for gap in apart)), "equal_percent": single(100 * equal / served),
                  "gap_nats": single(max(apart, default=0.0), "own_gap_nats"), "own_gap_nats": single(max(own)),

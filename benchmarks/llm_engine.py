@@ -4,7 +4,7 @@
 
 Each line is an object with `do`, and is answered by one line:
 
-    answer    the requests of `seed` and `count`, greedily, all at once; tokens go to the file `out`
+    answer    the requests of `seed` and `count`, greedily, all at once, in an order that `order` draws; tokens go to the file `out`
     rescore   how far each token of `answers`, an object of answers by number of the request, is from what this engine likes best there
     watch     what has been timed of growth and demands since it was asked last
     started   that it is there, and how long that took
@@ -98,11 +98,14 @@ def main() -> None:
 
     def answer(of: dict) -> dict:
         asked = requests(of["seed"], of["count"], config["vocab_size"], of["longest_prompt"], of["longest_answer"])
+        order = list(range(len(asked)))
+        random.Random(of.get("order", 0)).shuffle(order)
         began = time.perf_counter()
-        made = llm.generate([{"prompt_token_ids": prompt} for prompt, _ in asked],
-                            [SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False) for _, tokens in asked], use_tqdm=False)
+        made = llm.generate([{"prompt_token_ids": asked[number][0]} for number in order],
+                            [SamplingParams(temperature=0, max_tokens=asked[number][1], ignore_eos=True, detokenize=False) for number in order],
+                            use_tqdm=False)
         took = time.perf_counter() - began
-        tokens = [list(one.outputs[0].token_ids) for one in made]
+        tokens = [list(one.outputs[0].token_ids) for _, one in sorted(zip(order, made, strict=True), key=lambda each: each[0])]
         if "out" in of:
             Path(of["out"]).write_text(json.dumps(tokens), encoding="utf-8")
         return {"seconds": took, "tokens": sum(map(len, tokens)), "known": sum(one.num_cached_tokens or 0 for one in made),
@@ -168,9 +171,10 @@ class Watch:
             self._scheduling = threading.current_thread() is threading.main_thread() and preempt is not None
             return made
 
-        def timed_launch() -> None:
-            launched()
+        def timed_launch() -> int:
+            step = launched()
             self._scheduling = False
+            return step
 
         def refused() -> None:
             refuse_rest()

@@ -352,6 +352,25 @@ def test_a_step_that_was_not_launched_does_not_end():
         World().cache.ended()
 
 
+def test_what_a_step_used_goes_when_it_is_over_though_it_has_not_ended():
+    world = World()
+    held = world.take(5)
+    step = world.cache.launched()
+    world.drop(held)
+    world.cache.attend()
+    assert world.pool.backed == {0, 1}
+    world.cache.is_over(step)
+    assert not world.cache.computing
+    world.cache.attend()
+    assert world.pool.backed == {0}
+    world.cache.ended()
+    assert not world.cache.computing
+    assert world.cache.launched() == step + 1
+    assert world.cache.computing
+    with pytest.raises(RuntimeError, match="over that was not launched"):
+        world.cache.is_over(step + 2)
+
+
 def test_chunks_in_use_cannot_be_dropped():
     world = World()
     world.take(1)

@@ -14,19 +14,22 @@ from sluice.vllm._space import PoolSpace
 
 LONGEST_LOOK_S = 1.0  # so soon the thread sees that the cache is gone
 PATIENCE_MS = 20  # for memory, where nothing else is to be done
+LONGEST_STEP_S = 0.1  # after which the device is asked whether it is over
 
 
 class ElasticCache:
     """`lock` is held by whoever uses the blocks; the engine's thread holds it while it schedules, and while it takes in what a step has
-    made."""
+    made. `await_device` returns when all that has been submitted to the device is over."""
 
     def __init__(self, layout: Layout, space: PoolSpace, keeping: Keeping, make_block: Callable[[int], Any], forget: Callable[[Any], object],
-                 ) -> None:
+                 await_device: Callable[[], object]) -> None:
         self.lock = threading.RLock()
         self.space = space
         self.blocks = ElasticBlocks(layout, space, keeping, make_block, forget)
         self._preempt: weakref.WeakMethod | None = None
         self._step_over = threading.Event()
+        self._await_device = await_device
+        self._submitted = 0
         space.answer(kept=1)
         threading.Thread(target=_attend_while_it_lives, args=(weakref.ref(self),), name="sluice-kv", daemon=True).start()
 
@@ -38,10 +41,15 @@ class ElasticCache:
         """The engine is about to schedule one; by the thread that has the lock."""
         self.blocks.attend(self._preempting())
 
-    def launched(self) -> None:
-        """The step that has been scheduled is in flight."""
-        self.blocks.launched()
+    def launched(self) -> int:
+        """The step that has been scheduled is in flight; which one it is."""
+        step = self.blocks.launched()
         self.blocks.show_used()
+        return step
+
+    def submitted(self, step: int) -> None:
+        """All that this one computes has been put on the device."""
+        self._submitted = step
 
     def after_step(self) -> None:
         """The step launched first has ended, and what it made has been taken in."""
@@ -66,7 +74,12 @@ class ElasticCache:
             return min(LONGEST_LOOK_S, wait or LONGEST_LOOK_S), ordered or computing and self.space.demanded() > 0
 
     def await_step(self, seconds: float) -> None:
-        self._step_over.wait(seconds)
+        """Until one has ended. Whoever has all answers that he wants need not come for what the last step made: then the device is asked."""
+        if not self._step_over.wait(min(seconds, LONGEST_STEP_S)):
+            with self.lock:
+                step = self._submitted
+                self._await_device()
+                self.blocks.is_over(step)
 
 
 def _nobody(_chunks: int | None) -> int:

@@ -16,8 +16,10 @@ VERSION = "0.24.0"
 _FUNCTIONS = {
     "vllm.v1.worker.gpu_model_runner:GPUModelRunner._allocate_kv_cache_tensors": "self kv_cache_config",
     "vllm.v1.worker.gpu.attn_utils:_allocate_kv_cache": "kv_cache_config shared_layers device",
-    "vllm.v1.worker.gpu.model_runner:init_kv_cache":
-        "runner_kv_caches forward_context kv_cache_config attn_groups device cache_dtype kernel_block_sizes vllm_config",
+    "vllm.v1.worker.gpu.model_runner:GPUModelRunner.initialize_kv_cache": "self kv_cache_config",
+    "vllm.v1.worker.gpu.model_runner:GPUModelRunner.execute_model":
+        "self scheduler_output intermediate_tensors dummy_run skip_attn_for_dummy_run is_profile",
+    "vllm.v1.worker.gpu_model_runner:GPUModelRunner.execute_model": "self scheduler_output intermediate_tensors",
     "vllm.v1.core.block_pool:BlockPool.__init__": "self num_gpu_blocks enable_caching hash_block_size enable_kv_cache_events metrics_collector",
     "vllm.v1.core.block_pool:BlockPool._maybe_evict_cached_block": "self block",
     "vllm.v1.core.block_pool:BlockPool.reset_prefix_cache": "self",

@@ -128,7 +128,7 @@ class ElasticBlocks:
         self._absent = list(range(1, layout.chunks))  # a heap
         self._leaving: deque[tuple[int, int]] = deque()  # the last step that may use it, and the chunk; in this order
         self.resting = False
-        self._launched = self._ended = 0  # steps
+        self._launched = self._ended = self._over = 0  # steps; `_over` of them use nothing any more, whether or not they have ended
         self.null_block = make_block(0)
         self.blocks[0] = self.null_block
         self._add(0)
@@ -141,20 +141,31 @@ class ElasticBlocks:
     @property
     def computing(self) -> bool:
         """Whether a step is in flight."""
-        return self._launched != self._ended
+        return self._launched != self._finished
+
+    @property
+    def _finished(self) -> int:
+        return max(self._ended, self._over)
 
     def chunks_of(self, block_ids: Iterable[int]) -> set[int]:
         return {self.layout.chunk_of(block_id) for block_id in block_ids}
 
-    def launched(self) -> None:
-        """A step that may use all that is live is in flight from now on."""
+    def launched(self) -> int:
+        """A step that may use all that is live is in flight from now on; which one it is."""
         self._launched += 1
+        return self._launched
 
     def ended(self) -> None:
         """The one that was launched first among those in flight has ended."""
         if self._ended == self._launched:
             raise RuntimeError("a step has ended that was not launched")
         self._ended += 1
+
+    def is_over(self, step: int) -> None:
+        """This one, and those before it, use nothing any more, though nobody may have taken in what they made."""
+        if step > self._launched:
+            raise RuntimeError("a step is over that was not launched")
+        self._over = max(self._over, step)
 
     def grow(self, patience_ms: int = 0) -> bool:
         """One more chunk. Not while others demand some, or all, and not beyond what the pool grants."""
@@ -275,7 +286,7 @@ class ElasticBlocks:
 
     def _reap(self) -> None:
         gone = []
-        while self._leaving and self._leaving[0][0] <= self._ended:
+        while self._leaving and self._leaving[0][0] <= self._finished:
             gone.append(self._leaving.popleft()[1])
         if gone:
             self._space.give_back(gone)

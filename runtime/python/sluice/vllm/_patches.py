@@ -12,23 +12,23 @@ import functools
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import vllm.v1.core.kv_cache_coordinator as coordinator
 import vllm.v1.worker.gpu.attn_utils as second_runner
-import vllm.v1.worker.gpu.model_runner as second_runners_module
 from vllm.config import VllmConfig
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import AttentionSpec, KVCacheConfig, MambaSpec, UniformTypeKVCacheSpecs
+from vllm.v1.worker.gpu.model_runner import GPUModelRunner as SecondRunner
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
-from vllm.v1.worker.utils import AttentionGroup
 
 from sluice.vllm import _checks
 from sluice.vllm._cache import ElasticCache
@@ -42,13 +42,19 @@ FIRST_CHUNK_MS = 60_000  # a start waits so long for the one chunk that it canno
 
 @dataclass
 class _Allocated:
-    """A range that a worker has allocated, and no pool of blocks has taken over yet."""
+    """A range that a worker has allocated, and the cache in it, once a pool of blocks has taken that over."""
 
     layout: Layout
     space: PoolSpace
+    device: torch.device
+    cache: ElasticCache | None = None
+
+    def await_device(self) -> None:
+        if self.device.type != "cpu":  # whose steps are over when they have been computed
+            torch.cuda.synchronize(self.device)
 
 
-_allocated: list[_Allocated] = []
+_allocated: list[_Allocated] = []  # that no pool of blocks has taken over yet
 
 
 class ElasticBlockPool(BlockPool):
@@ -60,7 +66,8 @@ class ElasticBlockPool(BlockPool):
             raise _checks.Refused("no worker in this process has allocated it: that is another process, or another runner of models than are known")
         allocated = _allocated.pop()
         super().__init__(1, enable_caching, hash_block_size, enable_kv_cache_events, metrics_collector)
-        self.elastic = ElasticCache(allocated.layout, allocated.space, keeping(), KVCacheBlock, self._maybe_evict_cached_block)
+        self.elastic = allocated.cache = ElasticCache(allocated.layout, allocated.space, keeping(), KVCacheBlock, self._maybe_evict_cached_block,
+                                                      allocated.await_device)
         self.blocks = _ById(self.elastic)
         self.free_block_queue = self.elastic.blocks.free
         self.null_block = self.elastic.blocks.null_block
@@ -120,9 +127,10 @@ def _number(name: str, usual: int) -> int:
     return int(text) if text else usual
 
 
-def _allocate(config: VllmConfig, groups: Iterable[AttentionGroup], kv_cache: KVCacheConfig, device: torch.device) -> dict[str, torch.Tensor]:
+def _allocate(runner: GPUModelRunner | SecondRunner, kv_cache: KVCacheConfig, device: torch.device) -> dict[str, torch.Tensor]:
     """What vLLM does with `torch.zeros`: each layer's view, in a range of the pool."""
-    backends = {group.backend.get_name() for group in groups}
+    config: VllmConfig = runner.vllm_config
+    backends = {group.backend.get_name() for groups in runner.attn_groups for group in groups}
     _checks.check_engine(config, device.type, backends, config.scheduler_config.get_scheduler_cls(), (Scheduler, AsyncScheduler))
     page = _checks.check_tensors(kv_cache, (AttentionSpec,))
     keeping()
@@ -131,6 +139,9 @@ def _allocate(config: VllmConfig, groups: Iterable[AttentionGroup], kv_cache: KV
         layout = Layout.for_blocks(kv_cache.num_blocks, space.chunk_bytes, page, len(kv_cache.kv_cache_tensors))
     except DoesNotFit as why:
         raise _checks.Refused(str(why)) from why
+    if isinstance(runner, SecondRunner) and layout.blocks_per_chunk <= len(kv_cache.kv_cache_groups):
+        raise _checks.Refused(f"a chunk has {layout.blocks_per_chunk} blocks, and vLLM's second model runner begins with {len(kv_cache.kv_cache_groups) + 1}: "
+                              "smaller blocks (--block-size), larger chunks of the pool, or VLLM_USE_V2_MODEL_RUNNER=0")
     if layout.chunks > space.pool_chunks:
         raise _checks.Refused(f"it is to have up to {kv_cache.num_blocks} blocks, which are {layout.chunks} chunks, and the pool has "
                               f"{space.pool_chunks}: --num-gpu-blocks-override {space.pool_chunks * layout.blocks_per_chunk} at most, or "
@@ -143,7 +154,8 @@ def _allocate(config: VllmConfig, groups: Iterable[AttentionGroup], kv_cache: KV
     for layer, tensor in enumerate(kv_cache.kv_cache_tensors):
         begin, length = layout.view(layer)
         views.update(dict.fromkeys(tensor.shared_by, whole[begin:begin + length]))
-    _allocated[:] = [_Allocated(layout, space)]
+    runner.sluice_allocated = _Allocated(layout, space, device)
+    _allocated[:] = [runner.sluice_allocated]
     logger.info("The KV cache lies in Sluice's pool: up to %d chunks of %d bytes, with %d blocks each", layout.chunks, layout.chunk_bytes,
                 layout.blocks_per_chunk)
     return views
@@ -173,22 +185,29 @@ def _whole(space: PoolSpace, base: int, length: int, device: torch.device) -> to
 
 
 def _allocate_tensors(runner: GPUModelRunner, kv_cache: KVCacheConfig) -> dict[str, torch.Tensor]:
-    return _allocate(runner.vllm_config, (group for groups in runner.attn_groups for group in groups), kv_cache, runner.device)
+    return _allocate(runner, kv_cache, runner.device)
 
 
-def _init_kv_cache(inner: Callable[..., Any], runner_kv_caches: Any, forward_context: Any, kv_cache_config: KVCacheConfig,
-                   attn_groups: list[list[AttentionGroup]], device: torch.device, cache_dtype: str, kernel_block_sizes: list[int],
-                   vllm_config: VllmConfig) -> Any:
-    """Of the second runner of models, where what allocates is told of neither."""
-    def allocate(kv_cache: KVCacheConfig, _shared_layers: object, on: torch.device) -> dict[str, torch.Tensor]:
-        return _allocate(vllm_config, (group for groups in attn_groups for group in groups), kv_cache, on)
+def _initialize_second(inner: Callable[..., Any], runner: SecondRunner, kv_cache: KVCacheConfig) -> None:
+    """What allocates is a function of the module there, which is not told for whom."""
+    def allocate(of: KVCacheConfig, _shared_layers: object, device: torch.device) -> dict[str, torch.Tensor]:
+        return _allocate(runner, of, device)
 
     vllms = second_runner._allocate_kv_cache
     second_runner._allocate_kv_cache = allocate
     try:
-        return inner(runner_kv_caches, forward_context, kv_cache_config, attn_groups, device, cache_dtype, kernel_block_sizes, vllm_config)
+        inner(runner, kv_cache)
     finally:
         second_runner._allocate_kv_cache = vllms
+    # Its warm-up numbers blocks from 1 on, as many as it is told that there are: those of the first chunk alone have memory.
+    runner.kv_cache_config.num_blocks = runner.sluice_allocated.layout.blocks_per_chunk
+
+
+def _execute_model(inner: Callable[..., Any], runner: Any, scheduler_output: SchedulerOutput, *arguments: Any, **named: Any) -> Any:
+    made = inner(runner, scheduler_output, *arguments, **named)
+    if (step := getattr(scheduler_output, "sluice_step", None)) is not None:
+        runner.sluice_allocated.cache.submitted(step)
+    return made
 
 
 def _cache_of(scheduler: Scheduler) -> ElasticCache:
@@ -216,7 +235,7 @@ def _begin(inner: Callable[..., Any], scheduler: Scheduler, *arguments: Any, **n
     inner(scheduler, *arguments, **named)
 
 
-def _wrap(owner: object, name: str, around: Callable[..., Any]) -> None:
+def _wrap(owner: type, name: str, around: Callable[..., Any]) -> None:
     """`around` is called in its place, with the function that was there first."""
     inner = getattr(owner, name)
 
@@ -242,7 +261,7 @@ def _schedule(inner: Callable[..., Any], scheduler: Scheduler, *arguments: Any, 
         if scheduler.use_v2_model_runner:  # which keeps what it has of a request until it is told
             made.preempted_req_ids = (made.preempted_req_ids or set()) | scheduler.sluice_preempted
         scheduler.sluice_preempted.clear()
-        cache.launched()
+        made.sluice_step = cache.launched()
         return made
 
 
@@ -262,7 +281,9 @@ def _with_lock(inner: Callable[..., Any], scheduler: Scheduler, *arguments: Any,
 def install() -> None:
     """From now on engines of this process have an elastic cache."""
     GPUModelRunner._allocate_kv_cache_tensors = _allocate_tensors
-    _wrap(second_runners_module, "init_kv_cache", _init_kv_cache)
+    _wrap(SecondRunner, "initialize_kv_cache", _initialize_second)
+    for runner in (GPUModelRunner, SecondRunner):
+        _wrap(runner, "execute_model", _execute_model)
     coordinator.BlockPool = ElasticBlockPool
     Scheduler.sluice_preempt = _preempt
     _wrap(Scheduler, "__init__", _begin)

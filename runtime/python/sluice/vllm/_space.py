@@ -7,6 +7,7 @@ import os
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 from sluice.errors import SluiceError
 
@@ -46,16 +47,23 @@ def library_path() -> str:
                       "library in SLUICE_RUNTIME_LIBRARY")
 
 
-def _open(path: str) -> ctypes.CDLL:
+#: What waits for nothing: who calls it keeps the interpreter, as another thread may not give that back for milliseconds.
+_QUICK = {"sluice_elastic_demanded", "sluice_elastic_ordered_away", "sluice_elastic_show_used", "sluice_last_error"}
+
+
+def _open(path: str) -> SimpleNamespace:
+    """The library's functions by their names."""
+    functions = SimpleNamespace()
     try:
-        library = ctypes.CDLL(path)
+        library, quick = ctypes.CDLL(path), ctypes.PyDLL(path)
         for name, (result, arguments) in _SIGNATURES.items():
-            function = getattr(library, name)
+            function = getattr(quick if name in _QUICK else library, name)
             function.restype = result
             function.argtypes = arguments
+            setattr(functions, name, function)
     except (AttributeError, OSError) as why:
         raise SluiceError(f"cannot use {path}: {why}") from why
-    return library
+    return functions
 
 
 class PoolSpace:
