@@ -70,9 +70,9 @@ extern "C" {
 sluice_elastic* sluice_elastic_join(char const* name, int device) {
   std::unique_ptr<sluice_elastic> made;
   (void)guarded([&] {
-    made = std::make_unique<sluice_elastic>(
-        broker_of(device), name == nullptr ? "engine" : name,
-        device == SLUICE_ELASTIC_HOST ? nullptr : driver_here());
+    made =
+        std::make_unique<sluice_elastic>(broker_of(device), name == nullptr ? "engine" : name,
+                                         device == SLUICE_ELASTIC_HOST ? nullptr : driver_here());
   });
   return made.release();
 }

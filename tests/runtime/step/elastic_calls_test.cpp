@@ -16,10 +16,10 @@ namespace {
 
 using testing::HasSubstr;
 
+using owned = std::unique_ptr<sluice_elastic, decltype(&sluice_elastic_leave)>;
+
 class elastic_calls_test : public testing::Test {
  protected:
-  using owned = std::unique_ptr<sluice_elastic, decltype(&sluice_elastic_leave)>;
-
   void SetUp() override {
     world_.start_broker();
     ::setenv("SLUICE_RUNTIME_DIR", world_.folder().c_str(), 1);
@@ -27,7 +27,9 @@ class elastic_calls_test : public testing::Test {
   }
   void TearDown() override { ::unsetenv("SLUICE_RUNTIME_DIR"); }
 
-  [[nodiscard]] static owned join() { return {sluice_elastic_join("vllm", SLUICE_ELASTIC_HOST), sluice_elastic_leave}; }
+  [[nodiscard]] static owned join() {
+    return {sluice_elastic_join("vllm", SLUICE_ELASTIC_HOST), sluice_elastic_leave};
+  }
 
   fault_world world_{"host"};  // 24 chunks
   memhandover::pool_presence presence_;
@@ -99,6 +101,36 @@ TEST_F(elastic_calls_test, a_forked_child_has_none_of_it) {
   EXPECT_EQ(status, 0);
   std::uint32_t const chunks[]{0};
   EXPECT_EQ(sluice_elastic_back(space.get(), chunks, 1, 1000), SLUICE_OK) << sluice_last_error();
+}
+
+TEST(elastic_calls_on_a_gpu_test, a_range_is_backed_chunk_by_chunk_and_zero_again) {
+  fault_world world{"cuda"};
+  world.start_broker();
+  ::setenv("SLUICE_RUNTIME_DIR", world.folder().c_str(), 1);
+  auto const presence = memhandover::open_pool(world.broker());
+  {
+    owned const space{sluice_elastic_join("vllm", 0), sluice_elastic_leave};
+    ASSERT_NE(space, nullptr) << sluice_last_error();
+    ASSERT_EQ(sluice_elastic_reserve(space.get(), 4), SLUICE_OK) << sluice_last_error();
+    std::uint32_t const chunks[]{0, 3};
+    auto const bytes = sluice_elastic_chunk_bytes(space.get());
+    for (int times = 0; times < 3; ++times) {
+      ASSERT_EQ(sluice_elastic_back(space.get(), chunks, 2, 1000), SLUICE_OK)
+          << sluice_last_error();
+      auto* const last =
+          static_cast<unsigned char*>(sluice_elastic_base(space.get())) + 4 * bytes - 1;
+      EXPECT_EQ(*last, 0);
+      *last = 1;
+      ASSERT_EQ(sluice_elastic_give_back(space.get(), chunks, 2), SLUICE_OK);
+    }
+  }
+  ::setenv("SLUICE_DEVICE", "1", 1);
+  EXPECT_EQ(sluice_elastic_join("vllm", 0), nullptr);
+  EXPECT_THAT(
+      sluice_last_error(),
+      HasSubstr("GPU 1 is to be shared (SLUICE_DEVICE), and the memory is wanted on GPU 0"));
+  ::unsetenv("SLUICE_DEVICE");
+  ::unsetenv("SLUICE_RUNTIME_DIR");
 }
 
 }  // namespace

@@ -128,6 +128,7 @@ class ElasticBlocks:
         self._absent = list(range(1, layout.chunks))  # a heap
         self._leaving: deque[tuple[int, int]] = deque()  # the last step that may use it, and the chunk; in this order
         self.resting = False
+        self._shown = 0  # live blocks that others have been told of
         self._launched = self._ended = self._over = 0  # steps; `_over` of them use nothing any more, whether or not they have ended
         self.null_block = make_block(0)
         self.blocks[0] = self.null_block
@@ -211,7 +212,9 @@ class ElasticBlocks:
         return wait
 
     def show_used(self) -> None:
-        self._space.show_used(self.free.live * self.layout.layers * self.layout.page_bytes)
+        if (live := self.free.live) != self._shown:
+            self._space.show_used(live * self.layout.layers * self.layout.page_bytes)
+            self._shown = live
 
     def _is_going(self) -> bool:
         """Also where the order has ended meanwhile, if chunk 0 has left."""

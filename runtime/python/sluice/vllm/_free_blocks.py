@@ -43,6 +43,7 @@ class FreeBlocks:
 
     def __init__(self, layout: Layout) -> None:
         self.num_free_blocks = 0
+        self._size = 0  # blocks of all chunks
         self._layout = layout
         self._chunks: dict[int, _Chunk] = {}
         self._open: list[dict[int, _Chunk]] = [{} for _ in range(layout.blocks_per_chunk + 1)]  # with bare blocks, by live ones
@@ -58,6 +59,7 @@ class FreeBlocks:
         chunk = _Chunk(index, blocks)
         self._chunks[index] = chunk
         self.num_free_blocks += chunk.size
+        self._size += chunk.size
         self._enter(chunk)
 
     def drop_chunk(self, index: int) -> list[Block]:
@@ -69,6 +71,7 @@ class FreeBlocks:
         del self._chunks[index]
         self._with_cached.pop(index, None)
         self.num_free_blocks -= chunk.size
+        self._size -= chunk.size
         return list(chunk.cached.values())
 
     @property
@@ -78,7 +81,7 @@ class FreeBlocks:
     @property
     def live(self) -> int:
         """Blocks in use, of all chunks."""
-        return sum(chunk.size for chunk in self._chunks.values()) - self.num_free_blocks
+        return self._size - self.num_free_blocks
 
     def empty_chunks(self) -> list[int]:
         """Those whose blocks are all bare."""

@@ -246,12 +246,6 @@ def _wrap(owner: type, name: str, around: Callable[..., Any]) -> None:
     setattr(owner, name, outer)
 
 
-def _allocate_slots(inner: Callable[..., Any], manager: KVCacheManager, *arguments: Any, **named: Any) -> Any:
-    while (slots := inner(manager, *arguments, **named)) is None and manager.block_pool.elastic.grow():
-        pass
-    return slots
-
-
 def _schedule(inner: Callable[..., Any], scheduler: Scheduler, *arguments: Any, **named: Any) -> Any:
     cache = _cache_of(scheduler)
     with cache.lock:
@@ -278,6 +272,19 @@ def _with_lock(inner: Callable[..., Any], scheduler: Scheduler, *arguments: Any,
         return inner(scheduler, *arguments, **named)
 
 
+def _grow_where_slots_are_missing() -> None:
+    """Called for each request of each step: by `_wrap` it would take three times as long."""
+    inner = KVCacheManager.allocate_slots
+
+    @functools.wraps(inner)
+    def allocate_slots(manager: KVCacheManager, *arguments: Any, **named: Any) -> Any:
+        while (slots := inner(manager, *arguments, **named)) is None and manager.block_pool.elastic.grow():
+            pass
+        return slots
+
+    KVCacheManager.allocate_slots = allocate_slots
+
+
 def install() -> None:
     """From now on engines of this process have an elastic cache."""
     GPUModelRunner._allocate_kv_cache_tensors = _allocate_tensors
@@ -287,7 +294,7 @@ def install() -> None:
     coordinator.BlockPool = ElasticBlockPool
     Scheduler.sluice_preempt = _preempt
     _wrap(Scheduler, "__init__", _begin)
-    _wrap(KVCacheManager, "allocate_slots", _allocate_slots)
+    _grow_where_slots_are_missing()
     _wrap(Scheduler, "schedule", _schedule)
     _wrap(Scheduler, "update_from_output", _update_from_output)
     _wrap(Scheduler, "finish_requests", _with_lock)
