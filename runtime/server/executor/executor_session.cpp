@@ -93,6 +93,9 @@ bool executor_session::serve(model_executor& host, json const& spare, json const
       lock.lock();
     }
     host_ = nullptr;
+    // The host may be destroyed next, and threads of this session may be in it.
+    while (!changed_.wait_for(lock, between_looks, [this] { return in_host_ == 0; })) {
+    }
     throw;
   }
   host_ = nullptr;

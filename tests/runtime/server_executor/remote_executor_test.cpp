@@ -447,6 +447,7 @@ class a_slow_process : public a_remote_executor {
       }
     }
   }
+  [[nodiscard]] std::filesystem::path sign() const { return folder_ / "sign"; }
   [[nodiscard]] std::future<bool> stop(std::chrono::milliseconds grace) {
     return std::async(std::launch::async, [this, grace] { return executor_->stop(grace); });
   }
@@ -481,6 +482,24 @@ TEST_F(a_slow_process, whose_threads_are_not_set_up_yet_computes_nothing) {
   EXPECT_EQ(ended.wait_for(1s), std::future_status::timeout);
   EXPECT_TRUE(let_go_before(ended));
   EXPECT_TRUE(ended.get());
+}
+
+/// The process aborts where its models go before.
+TEST_F(a_slow_process, that_fails_at_a_change_waits_for_its_threads) {
+  wait_at("prepares_until");
+  start();
+  await_that_it_waits();
+  auto next = options_.first;
+  next.settings["fails_to_change"] = sign().string();
+  auto changed = std::async(std::launch::async, [&] { return executor_->change(next); });
+  while (!std::filesystem::exists(sign())) {
+    std::this_thread::yield();
+  }
+  EXPECT_TRUE(let_go_before(changed));
+  EXPECT_TRUE(changed.get());
+  EXPECT_EQ(sum_of(ask(sum, 3)), 13);
+  EXPECT_EQ(process()["started"], 2);
+  EXPECT_THAT(process()["last_end"].dump(), HasSubstr("there is no memory for what is new"));
 }
 
 TEST_F(a_remote_executor, that_only_starts_is_not_waited_for) {

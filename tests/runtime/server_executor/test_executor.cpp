@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
@@ -57,6 +58,10 @@ served_model prepare(nlohmann::json const& kind, std::size_t place, executor_ord
 }
 
 void change(model_host& host, nlohmann::json& wanted, executor_orders const& orders) {
+  if (auto const sign = orders.settings.value("fails_to_change", std::string{}); !sign.empty()) {
+    std::ofstream{sign};
+    throw error{error_kind::internal, "there is no memory for what is new"};
+  }
   auto const next = wanted_by(orders);
   for (std::size_t place = 0; place < next.size(); ++place) {
     auto const before = place < wanted.size() ? wanted[place] : nlohmann::json{};
@@ -82,6 +87,9 @@ void await_pipe(executor_orders const& orders, char const* name) {
     ::close(::open(pipe.c_str(), O_RDONLY | O_CLOEXEC));
   }
 }
+
+/// Whether a thread of the session is in the host.
+std::atomic<bool> is_in_the_host{false};
 
 /// And not the host's own, which names itself first.
 bool is_thread_of_session() {
@@ -137,7 +145,9 @@ int main(int argc, char** argv) {
     options.callers_compute = orders.settings.contains("prepares_until");
     options.thread_start = [&orders] {
       if (is_thread_of_session()) {
+        is_in_the_host = true;
         await_pipe(orders, "prepares_until");
+        is_in_the_host = false;
       }
     };
     options.device_failed = [](sluice::error const& /*why*/) { ::_exit(exit_code_of_mischief); };
@@ -156,6 +166,9 @@ int main(int argc, char** argv) {
     }
     ::_exit(EXIT_FAILURE);
   } catch (sluice::error const& failure) {
+    if (is_in_the_host) {
+      std::abort();  // the host has gone
+    }
     session.fail(failure);
     return EXIT_FAILURE;
   }
