@@ -51,9 +51,11 @@ SLUICE_EXPORT int sluice_elastic_answer(struct sluice_elastic* space, uint32_t k
 /* How many chunks are demanded and have not been given. A load of one word. */
 SLUICE_EXPORT uint32_t sluice_elastic_demanded(struct sluice_elastic const* space);
 /* The same, but waits up to `timeout_ms` until there are some, or there is an order that it goes, or it has gone and there is none
- * any more. */
+ * any more, or until it is roused. */
 SLUICE_EXPORT uint32_t sluice_elastic_await_demand(struct sluice_elastic* space,
                                                    uint32_t timeout_ms);
+/* Whoever waits there, or is the next to do so, waits no longer. */
+SLUICE_EXPORT void sluice_elastic_rouse(struct sluice_elastic* space);
 /* No more comes for what is demanded now. */
 SLUICE_EXPORT void sluice_elastic_refuse_rest(struct sluice_elastic* space);
 /* Of what is backed, what requests use now: for those who look. */

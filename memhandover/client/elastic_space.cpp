@@ -247,9 +247,17 @@ void elastic_space::show_kept() {
 
 std::uint32_t elastic_space::await_demand(steady_clock::time_point deadline) {
   std::unique_lock lock{mutex_};
-  changed_.wait_until(lock, deadline,
-                      [this] { return demanded_.load() > 0 || is_held() != is_parked(); });
+  changed_.wait_until(lock, deadline, [this] {
+    return roused_ || demanded_.load() > 0 || is_held() != is_parked();
+  });
+  roused_ = false;
   return demanded_.load();
+}
+
+void elastic_space::rouse() {
+  std::lock_guard const lock{mutex_};
+  roused_ = true;
+  changed_.notify_all();
 }
 
 void elastic_space::refuse_rest() {

@@ -83,8 +83,10 @@ class elastic_space {
   [[nodiscard]] std::uint32_t demanded() const noexcept {
     return demanded_.load(std::memory_order_acquire);
   }
-  /// Waits until chunks are demanded, at most until then; how many.
+  /// Waits until chunks are demanded, or somebody rouses it, at most until then; how many.
   [[nodiscard]] std::uint32_t await_demand(std::chrono::steady_clock::time_point deadline);
+  /// Whoever awaits a demand, or is the next to do so, does not wait any longer.
+  void rouse();
   /// No more comes for what is demanded now.
   void refuse_rest();
   /// Of what is backed, what requests use now: for those who look.
@@ -126,6 +128,7 @@ class elastic_space {
   std::uint32_t backed_ = 0;
   std::uint32_t kept_ = 0;
   bool answers_ = false;
+  bool roused_ = false;
   std::optional<chunk_notes> notes_;
   std::atomic<std::uint32_t> demanded_{0};  ///< changed under `mutex_`
   std::atomic<bool> parked_{false};         ///< changed under `growing_`

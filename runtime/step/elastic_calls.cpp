@@ -131,6 +131,10 @@ std::uint32_t sluice_elastic_await_demand(sluice_elastic* space, std::uint32_t t
   return demanded;
 }
 
+void sluice_elastic_rouse(sluice_elastic* space) {
+  (void)guarded([&] { own(*space).rouse(); });
+}
+
 void sluice_elastic_refuse_rest(sluice_elastic* space) {
   (void)guarded([&] { own(*space).refuse_rest(); });
 }

@@ -49,6 +49,8 @@ TEST_F(elastic_calls_test, a_range_is_backed_chunk_by_chunk) {
   ASSERT_EQ(sluice_elastic_answer(space.get(), 1), SLUICE_OK);
   EXPECT_EQ(sluice_elastic_demanded(space.get()), 0U);
   EXPECT_EQ(sluice_elastic_await_demand(space.get(), 0), 0U);
+  sluice_elastic_rouse(space.get());
+  EXPECT_EQ(sluice_elastic_await_demand(space.get(), 60'000), 0U);
   sluice_elastic_refuse_rest(space.get());
   EXPECT_EQ(sluice_elastic_give_back(space.get(), chunks, 2), SLUICE_OK);
 }

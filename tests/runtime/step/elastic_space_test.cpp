@@ -299,6 +299,16 @@ TEST_F(elastic_space_test, who_waits_for_a_demand_is_woken_by_none) {
   EXPECT_EQ(mine->await_demand(steady_clock::now()), 0U);
 }
 
+TEST_F(elastic_space_test, who_waits_for_a_demand_can_be_roused_also_before) {
+  auto const mine = space();
+  mine->rouse();
+  auto const begun = steady_clock::now();
+  EXPECT_EQ(mine->await_demand(soon()), 0U);
+  std::jthread const rouses{[&] { mine->rouse(); }};
+  EXPECT_EQ(mine->await_demand(soon()), 0U);
+  EXPECT_LT(steady_clock::now(), begun + 20s);
+}
+
 TEST_F(elastic_space_test, a_space_that_ends_holds_up_no_demand_and_leaves_all_free) {
   auto mine = space();
   ASSERT_TRUE(mine->back(those{0, 1, 2}, soon()));

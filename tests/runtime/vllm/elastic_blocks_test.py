@@ -371,6 +371,56 @@ def test_what_a_step_used_goes_when_it_is_over_though_it_has_not_ended():
         world.cache.is_over(step + 2)
 
 
+def test_the_next_chunk_is_wanted_ahead_once_after_each_that_has_come():
+    world = World(keeping=Keeping(1, 0, 5))
+    cache = world.cache
+    assert not cache.wants_ahead(), "nothing has grown"
+    held = world.take(4)
+    assert cache.wants_ahead()
+    chunk = cache.begin_ahead()
+    assert (chunk, cache.owned, cache.asks_ahead, cache.wants_ahead()) == (2, 2, True, False)
+    cache.end_ahead(granted=False)
+    assert not cache.wants_ahead(), "the pool had none"
+    held += world.take(4)
+    assert cache.wants_ahead()
+    cache.begin_ahead()
+    world.pool.back([3], 0)
+    cache.end_ahead(granted=True)
+    assert (cache.owned, cache.counts.ahead, cache.wants_ahead()) == (4, 1, False)
+    held += world.take(4)
+    assert (world.pool.backed, cache.counts.grown) == ({0, 1, 2, 3}, 2), "nobody has waited for the last one"
+    assert cache.wants_ahead()
+    for wanted, ordered, now in ((1, False, 0), (0, True, 0), (0, False, 5)):
+        world.pool.wanted, world.pool.ordered, world.now = wanted, ordered, now
+        assert not cache.wants_ahead()
+        assert cache.begin_ahead() is None
+    with pytest.raises(RuntimeError, match="ahead"):
+        cache.end_ahead(granted=True)
+
+
+def test_a_chunk_that_comes_ahead_while_all_is_to_go_goes_at_once():
+    world = World(keeping=Keeping(1, 0, 5))
+    held = world.take(4)
+    chunk = world.cache.begin_ahead()
+    world.pool.back([chunk], 0)
+    world.cache.launched()
+    world.pool.ordered = True
+    world.drop(held)
+    world.cache.attend(lambda chunks: 0)
+    world.pool.ordered = False
+    world.cache.end_ahead(granted=True)
+    assert (world.pool.backed, world.cache.free.num_free_blocks) == ({0, 1}, 0), "what stands for no block is on its way"
+    world.cache.ended()
+    world.cache.attend()
+    assert (world.cache.counts.rested, world.pool.backed) == (1, {0})
+
+
+def test_without_spare_chunks_none_is_wanted_ahead():
+    world = World(keeping=Keeping(0, 0, 5))
+    world.take(4)
+    assert not world.cache.wants_ahead()
+
+
 def test_chunks_in_use_cannot_be_dropped():
     world = World()
     world.take(1)
@@ -439,6 +489,7 @@ def test_any_order_of_events_agrees_with_a_plain_model():
         keeping = Keeping(draw.randrange(3), draw.randrange(4), draw.choice((0, 5)))
         world = World(chunks=draw.randrange(2, 12), room=draw.randrange(0, 12), keeping=keeping)
         model, cache, names = Model(world), world.cache, itertools.count()
+        ahead, granted, ended = None, False, 0
 
         def preempt(chunks, model=model, world=world):
             held = [(name, world.chunks(blocks) - {0}) for name, blocks in model.live.items()]
@@ -453,7 +504,7 @@ def test_any_order_of_events_agrees_with_a_plain_model():
 
         for _ in range(250):
             world.now += draw.random()
-            match draw.randrange(10):
+            match draw.randrange(12):
                 case 0 | 1:
                     n = draw.randrange(1, 10)
                     while cache.free.num_free_blocks < n and cache.grow():
@@ -484,7 +535,18 @@ def test_any_order_of_events_agrees_with_a_plain_model():
                     model.steps.append(set().union({0} if model.live else (), *(world.chunks(blocks) for blocks in model.live.values())))
                 case 5 if model.steps:
                     cache.ended()
+                    ended += 1
                     model.steps.pop(0)
+                case 10 if model.steps:
+                    over = draw.randrange(len(model.steps)) + 1
+                    model.steps[:over] = [set()] * over
+                    cache.is_over(ended + over)
+                case 11:
+                    if ahead is not None:
+                        cache.end_ahead(granted)
+                        ahead = None
+                    elif (ahead := cache.begin_ahead()) is not None:
+                        granted = draw.random() < 0.8 and world.pool.back([ahead], 0)
                 case 6:
                     world.pool.wanted += draw.randrange(4)
                 case 7:
@@ -500,6 +562,8 @@ def test_any_order_of_events_agrees_with_a_plain_model():
         while model.steps:
             model.steps.pop(0)
             cache.ended()
+        if ahead is not None:
+            cache.end_ahead(granted)
         world.pool.wanted = 100
         world.pool.ordered = False
         world.pool.room += 1

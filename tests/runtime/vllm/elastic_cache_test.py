@@ -1,4 +1,5 @@
-"""The thread beside an engine: what is demanded is given also when the engine does not come to take in what its last step made."""
+"""The thread beside an engine: a chunk comes before it is needed, and what is demanded is given also when the engine does not come to take in what its
+last step made."""
 
 import sys
 import threading
@@ -29,14 +30,27 @@ class Space:
         self.backed = {0}
         self.wanted = 0
         self.changed = threading.Condition()
+        self.roused = False
+        self.asked = threading.Event()
+        self.may_grant = threading.Event()
+        self.may_grant.set()
 
     def answer(self, kept):
         assert kept == 1
 
     def back(self, chunks, patience_ms):
+        if threading.current_thread().name == "sluice-kv":
+            self.asked.set()
+            assert self.may_grant.wait(SECONDS)
         with self.changed:
             self.backed |= set(chunks)
+            self.changed.notify_all()
         return True
+
+    def rouse(self):
+        with self.changed:
+            self.roused = True
+            self.changed.notify_all()
 
     def give_back(self, chunks):
         with self.changed:
@@ -55,7 +69,8 @@ class Space:
 
     def await_demand(self, timeout_ms):
         with self.changed:
-            self.changed.wait_for(lambda: self.wanted > 0, timeout_ms / 1000)
+            self.changed.wait_for(lambda: self.wanted > 0 or self.roused, timeout_ms / 1000)
+            self.roused = False
             return self.wanted
 
     def refuse_rest(self):
@@ -68,6 +83,38 @@ class Space:
         return False
 
 
+def cache_in(space: Space, await_device=lambda: None, keeping: Keeping = Keeping(spare=0)) -> ElasticCache:
+    """Of 4 blocks a chunk."""
+    return ElasticCache(Layout(64, 8, 2, 8), space, keeping, Block, lambda block: None, await_device)
+
+
+def test_a_chunk_comes_before_the_engine_needs_it():
+    space = Space()
+    cache = cache_in(space, keeping=Keeping(spare=1, linger_s=SECONDS))
+    with cache.lock:
+        assert cache.grow()
+        cache.blocks.free.popleft_n(4)
+        cache.launched()
+    with space.changed:
+        assert space.changed.wait_for(lambda: space.backed == {0, 1, 2}, SECONDS)
+
+
+def test_an_engine_takes_the_chunk_that_is_on_its_way():
+    space = Space()
+    space.may_grant.clear()
+    cache = cache_in(space, keeping=Keeping(spare=1, linger_s=SECONDS))
+    with cache.lock:
+        assert cache.grow()
+        cache.blocks.free.popleft_n(7)
+        cache.launched()
+    assert space.asked.wait(SECONDS)
+    with cache.lock:
+        threading.Timer(0.01, space.may_grant.set).start()
+        assert cache.grow()
+        assert (cache.blocks.counts.grown, cache.blocks.counts.ahead, space.backed) == (1, 1, {0, 1, 2})
+        cache.blocks.free.popleft_n(4)
+
+
 def test_what_is_demanded_goes_when_the_device_has_done_what_nobody_takes_in():
     space, asked, may_end = Space(), threading.Event(), threading.Event()
 
@@ -75,7 +122,7 @@ def test_what_is_demanded_goes_when_the_device_has_done_what_nobody_takes_in():
         asked.set()
         assert may_end.wait(SECONDS)
 
-    cache = ElasticCache(Layout(64, 8, 2, 8), space, Keeping(), Block, lambda block: None, await_device)
+    cache = cache_in(space, await_device)
     with cache.lock:
         while cache.blocks.free.num_free_blocks < 7:
             assert cache.grow()

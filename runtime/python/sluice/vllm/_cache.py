@@ -1,5 +1,5 @@
 """A KV cache that several threads see: the engine's, which schedules and computes, and one of its own, which is there when the engine
-rests, so that what others demand is given, and what is idle goes back."""
+rests, so that what others demand is given, and what is idle goes back, and which asks for a chunk before the engine needs it."""
 
 from __future__ import annotations
 
@@ -30,6 +30,8 @@ class ElasticCache:
         self._step_over = threading.Event()
         self._await_device = await_device
         self._submitted = 0
+        self._ahead_over = threading.Event()
+        self._ahead_granted = False
         space.answer(kept=1)
         threading.Thread(target=_attend_while_it_lives, args=(weakref.ref(self),), name="sluice-kv", daemon=True).start()
 
@@ -45,6 +47,8 @@ class ElasticCache:
         """The step that has been scheduled is in flight; which one it is."""
         step = self.blocks.launched()
         self.blocks.show_used()
+        if self.blocks.wants_ahead():
+            self.space.rouse()
         return step
 
     def submitted(self, step: int) -> None:
@@ -58,7 +62,11 @@ class ElasticCache:
         self._step_over.set()
 
     def grow(self) -> bool:
-        """Where no request has any blocks there is nothing to do but to wait for some."""
+        """Takes what is on its way. Where no request has any blocks there is nothing to do but to wait for some."""
+        if self.blocks.asks_ahead:
+            self._ahead_over.wait()
+            if self._end_ahead():
+                return True
         return self.blocks.grow(0 if self.blocks.free.live else PATIENCE_MS)
 
     def _preempting(self) -> Callable[[int | None], int] | None:
@@ -72,6 +80,27 @@ class ElasticCache:
             self._step_over.clear()
             ordered = self.space.ordered_away()
             return min(LONGEST_LOOK_S, wait or LONGEST_LOOK_S), ordered or computing and self.space.demanded() > 0
+
+    def ask_ahead(self) -> None:
+        """While the engine computes; it only waits for this where it needs a chunk itself."""
+        with self.lock:
+            chunk = self.blocks.begin_ahead()
+            if chunk is None:
+                return
+            self._ahead_granted = False
+            self._ahead_over.clear()
+        try:
+            self._ahead_granted = self.space.back([chunk], 0)
+        finally:
+            self._ahead_over.set()
+            with self.lock:
+                self._end_ahead()
+
+    def _end_ahead(self) -> bool:
+        """By whoever comes first, when it is over; by the thread that has the lock."""
+        if self.blocks.asks_ahead:
+            self.blocks.end_ahead(self._ahead_granted)
+        return self._ahead_granted
 
     def await_step(self, seconds: float) -> None:
         """Until one has ended. Whoever has all answers that he wants need not come for what the last step made: then the device is asked."""
@@ -89,6 +118,7 @@ def _nobody(_chunks: int | None) -> int:
 
 def _attend_while_it_lives(cache: weakref.ref[ElasticCache]) -> None:
     while (here := cache()) is not None:
+        here.ask_ahead()
         seconds, when_step_has_ended = here.attend_beside_engine()
         if when_step_has_ended:
             here.await_step(seconds)

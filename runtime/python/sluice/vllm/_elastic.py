@@ -62,12 +62,13 @@ class Keeping:
 
 @dataclass
 class Counts:
-    """Of all chunks since the beginning; `demanded` and `preempted` of what was given to others."""
+    """Of all chunks since the beginning; `demanded` and `preempted` of what was given to others. `grown` while somebody waited, and `ahead`."""
 
     grown: int = 0
     refused: int = 0
     returned: int = 0
     kept_on_the_way: int = 0
+    ahead: int = 0
     demanded: int = 0
     preempted: int = 0
     rested: int = 0
@@ -129,6 +130,8 @@ class ElasticBlocks:
         self._leaving: deque[tuple[int, int]] = deque()  # the last step that may use it, and the chunk; in this order
         self.resting = False
         self._shown = 0  # live blocks that others have been told of
+        self._ahead: int | None = None  # the chunk that is being asked for before it is needed
+        self._may_ask_ahead = False  # once for each that has come
         self._launched = self._ended = self._over = 0  # steps; `_over` of them use nothing any more, whether or not they have ended
         self.null_block = make_block(0)
         self.blocks[0] = self.null_block
@@ -137,7 +140,7 @@ class ElasticBlocks:
     @property
     def owned(self) -> int:
         """Chunks that blocks may be taken from."""
-        return self.layout.chunks - len(self._absent) - len(self._leaving)
+        return self.layout.chunks - len(self._absent) - len(self._leaving) - (self._ahead is not None)
 
     @property
     def computing(self) -> bool:
@@ -185,7 +188,41 @@ class ElasticBlocks:
             self.counts.refused += 1
             return False
         self._add(chunk)
+        self._may_ask_ahead = True
         return True
+
+    def wants_ahead(self) -> bool:
+        """Whether it has grown of late, and less is free than a chunk has, so that the next one may be asked for before somebody waits for it."""
+        return (self._may_ask_ahead and self.free.num_free_blocks < self.layout.blocks_per_chunk and self._ahead is None and self._keeping.spare > 0
+                and bool(self._absent) and not self._leaving and not self.resting and self._clock() < self._grown_at + self._keeping.linger_s
+                and not self._space.demanded() and not self._is_going())
+
+    def begin_ahead(self) -> int | None:
+        """The chunk that is wanted ahead, if one is. Until `end_ahead` it is nobody's."""
+        if not self.wants_ahead():
+            return None
+        self._may_ask_ahead = False
+        self._ahead = heapq.heappop(self._absent)
+        return self._ahead
+
+    @property
+    def asks_ahead(self) -> bool:
+        """Whether one is nobody's."""
+        return self._ahead is not None
+
+    def end_ahead(self, granted: bool) -> None:
+        """Whether it has memory now. If all is to go by then it does, too: no request may begin."""
+        if self._ahead is None:
+            raise RuntimeError("no chunk is being asked for ahead")
+        chunk, self._ahead = self._ahead, None
+        if granted and not self._is_going():
+            self.counts.ahead += 1
+            self._add(chunk)
+            self._may_ask_ahead = True
+            return
+        if granted:
+            self._space.give_back([chunk])
+        heapq.heappush(self._absent, chunk)
 
     def attend(self, preempt: Callable[[int | None], int] | None = None, patience_ms: int = 0) -> float | None:
         """Gives back what has left, what nobody uses for long enough, and what is demanded. Comes back where it rests for no longer.

@@ -27,6 +27,7 @@ _SIGNATURES = {
     "sluice_elastic_answer": (ctypes.c_int, [ctypes.c_void_p, ctypes.c_uint32]),
     "sluice_elastic_demanded": (ctypes.c_uint32, [ctypes.c_void_p]),
     "sluice_elastic_await_demand": (ctypes.c_uint32, [ctypes.c_void_p, ctypes.c_uint32]),
+    "sluice_elastic_rouse": (None, [ctypes.c_void_p]),
     "sluice_elastic_refuse_rest": (None, [ctypes.c_void_p]),
     "sluice_elastic_show_used": (None, [ctypes.c_void_p, ctypes.c_uint64]),
     "sluice_elastic_ordered_away": (ctypes.c_int, [ctypes.c_void_p]),
@@ -48,7 +49,7 @@ def library_path() -> str:
 
 
 #: What waits for nothing: who calls it keeps the interpreter, as another thread may not give that back for milliseconds.
-_QUICK = {"sluice_elastic_demanded", "sluice_elastic_ordered_away", "sluice_elastic_show_used", "sluice_last_error"}
+_QUICK = {"sluice_elastic_demanded", "sluice_elastic_ordered_away", "sluice_elastic_rouse", "sluice_elastic_show_used", "sluice_last_error"}
 
 
 def _open(path: str) -> SimpleNamespace:
@@ -110,8 +111,11 @@ class PoolSpace:
         return self._library.sluice_elastic_demanded(self._handle)
 
     def await_demand(self, timeout_ms: int) -> int:
-        """Returns also when an order that it goes has come, or has ended."""
+        """Returns also when an order that it goes has come, or has ended, and when it is roused."""
         return self._library.sluice_elastic_await_demand(self._handle, timeout_ms)
+
+    def rouse(self) -> None:
+        self._library.sluice_elastic_rouse(self._handle)
 
     def refuse_rest(self) -> None:
         self._library.sluice_elastic_refuse_rest(self._handle)
