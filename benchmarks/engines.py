@@ -1,7 +1,8 @@
 """What it costs an engine to stand behind `sluice serve`, and how long it takes to be woken.
 
     ./benchmarks/run.sh engines [--requests 2000] [--streams 100]        # the proxy
-    ./benchmarks/run.sh engines --wake [--layers 32] [--width 4096]     # besides, on a GPU: parked and woken
+    ./benchmarks/run.sh engines --wake [--layers 32] [--width 4096]     # besides: parked and woken
+    ./benchmarks/run.sh engines --only wake --engine vllm [--model 1b] [--parks 200]
     ./benchmarks/run.sh engines --crowd [--backend host] [--engines 10]  # besides: many in a pool for few, beside training
 
 `part=proxy`: the same engine (engines_server.py) is asked through the server and past it, in turns. `added_us` is what an exchange of a small
@@ -11,7 +12,8 @@ body takes through the server, less the median past it, with connections that ar
 `part=wake`: the example's engine, FastAPI and transformers as they are, with a model of so many layers, or (`--engine vllm`) vLLM's own server, with seeded
 weights at the shape of Llama-3.2-1B. It is parked when it has been idle for a
 moment; a request then waits until it is back. `wake_ratio` is the time until the first token, over what it takes at least: the bytes
-that had gone by the rate of one plain copy of as many in the same run, the same request when it is warm, and 5 ms. Its answers must be
+that had gone by the rate of one plain copy of as many in the same run, the same request when it is warm, and 5 ms; `copied_ratio` leaves out those
+that are zero, which are not copied. Its answers must be
 the same each time, also after those of the `parks` whose waking is not timed.
 
 `part=crowd`: engines_crowd.py.
@@ -23,7 +25,9 @@ import argparse
 import contextlib
 import http.client
 import json
+import math
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -156,8 +160,8 @@ def fastapi(layers: int, width: int) -> Woken:
                  {"command": program, "ready": "/health", "routes": ["/v1/*"], "start": "at_boot", "start_timeout": "5m"}, PROMPT, lambda lines: lines)
 
 
-def vllm(model: str, folder: Path) -> Woken:
-    return Woken("vLLM", {"model": model}, of_policy("engine", model, made_model(folder, model), "cuda"), vllms_body("engine", 16, stream=True),
+def vllm(model: str, folder: Path, backend: str) -> Woken:
+    return Woken("vLLM", {"model": model}, of_policy("engine", model, made_model(folder, model), backend), vllms_body("engine", 16, stream=True),
                  lambda lines: [token for line in lines for token in tokens_of(line)])
 
 
@@ -175,18 +179,20 @@ def first_token(server: Server, of: Woken) -> tuple[float, list]:
         return took, of.heard(lines + [line.decode() for line in answer])
 
 
-def copy_rate(size: int) -> float:
-    """Bytes a second of one plain copy to the device, of pinned memory."""
+def copy_rate(size: int, backend: str) -> float:
+    """Bytes a second of one plain copy to the device, of pinned memory; on the host of one within it."""
     import torch
 
-    block = torch.empty(min(size, 2 * GIB), dtype=torch.uint8, pin_memory=True)
-    there = block.cuda()
+    on_gpu = backend == "cuda"
+    wait = torch.cuda.synchronize if on_gpu else lambda: None
+    block = torch.zeros(min(size, 2 * GIB), dtype=torch.uint8, pin_memory=on_gpu)
+    there = block.cuda() if on_gpu else block.clone()
     best = 0.0
     for _ in range(3):
-        torch.cuda.synchronize()
+        wait()
         began = time.monotonic()
         there.copy_(block, non_blocking=True)
-        torch.cuda.synchronize()
+        wait()
         best = max(best, block.numel() / (time.monotonic() - began))
     return best
 
@@ -200,26 +206,36 @@ def await_parked(server: Server) -> dict:
     return seen
 
 
+def zero_bytes(runtime: Path) -> int:
+    """What is parked and nothing but zeros, which nobody copies."""
+    said = subprocess.run([SLUICE, "status", "--json"], env=environment_of(runtime), check=True, capture_output=True).stdout
+    return sum((client.get("parking") or {}).get("zero_bytes", 0) for client in json.loads(said)["clients"])
+
+
 def measure_wake(args: argparse.Namespace) -> Cell:
     with tempfile.TemporaryDirectory() as name:
-        of = vllm(args.model, Path(name) / "model") if args.engine == "vllm" else fastapi(args.layers, args.width)
+        of = vllm(args.model, Path(name) / "model", args.backend) if args.engine == "vllm" else fastapi(args.layers, args.width)
         engine = json.dumps({"name": "engine", "slo": {"latency": "5s"}, "warm": {"mode": "fixed", "max_idle": f"{IDLE_S}s"}, "engine": of.policy})
-        with serving(Path(name), f"backend: cuda, memory: {args.pool_gib}GiB", engine, f"host_copies: {{memory: {args.pool_gib}GiB}}\n") as server:
+        with serving(Path(name), f"backend: {args.backend}, memory: {args.pool_gib}GiB", engine, f"host_copies: {{memory: {args.pool_gib}GiB}}\n") as server:
             _, wanted = first_token(server, of)
             warm = statistics.median(first_token(server, of)[0] for _ in range(5))
-            ratios, times, wrong = [], [], 0
+            ratios, of_copied, times, wrong = [], [], [], 0
             parks = max(args.wakes, args.parks)
             for number in range(parks):
                 seen = await_parked(server)
-                least = seen["parked_bytes"] / copy_rate(seen["parked_bytes"]) + warm + ALLOWANCE_S if number < args.wakes else 0.0
+                is_timed = number < args.wakes
+                rate = copy_rate(seen["parked_bytes"], args.backend) if is_timed else math.inf
+                copied = seen["parked_bytes"] - zero_bytes(Path(name) / "run")
                 took, found = first_token(server, of)
                 wrong += found != wanted
-                if least:
+                if is_timed:
                     times.append(1000 * took)
-                    ratios.append(took / least)
+                    ratios.append(took / (seen["parked_bytes"] / rate + warm + ALLOWANCE_S))
+                    of_copied.append(took / (copied / rate + warm + ALLOWANCE_S))
     return Cell({"part": "wake", "engine": of.name, **of.params, "gib": round(seen["parked_bytes"] / GIB, 1), "left_gib": round(seen["resident_bytes"] / GIB, 2)},
                 {"wake_ratio": single(statistics.median(ratios), "bytes by one plain copy's rate, warm service and 5 ms, same run"),
-                 "wake_ms": distribution(times), "warm_ms": single(1000 * warm), "parks": single(parks), "wrong": single(wrong)},
+                 "copied_ratio": single(statistics.median(of_copied), "the same without the bytes that are zero, same run"),
+                 "copied_bytes": single(copied), "wake_ms": distribution(times), "warm_ms": single(1000 * warm), "parks": single(parks), "wrong": single(wrong)},
                 {"wake_ratio.value": "<= 1.1", "wrong.value": "<= 0"})
 
 
@@ -227,17 +243,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=2000)
     parser.add_argument("--streams", type=int, default=100)
-    parser.add_argument("--wake", action="store_true", help="on a GPU: an engine is parked and woken, too")
+    parser.add_argument("--wake", action="store_true", help="an engine is parked and woken, too")
     parser.add_argument("--layers", type=int, default=32)
     parser.add_argument("--width", type=int, default=4096)
     parser.add_argument("--pool-gib", type=int, default=40)
     parser.add_argument("--wakes", type=int, default=20, help="that are timed")
     parser.add_argument("--parks", type=int, default=0, help="in all, if they are more")
     parser.add_argument("--engine", choices=("fastapi", "vllm"), default="fastapi", help="that is woken")
-    parser.add_argument("--model", choices=("1b", "8b"), default="1b", help="vLLM's")
+    parser.add_argument("--model", choices=("tiny", "1b", "8b"), default="1b", help="vLLM's")
     parser.add_argument("--crowd", action="store_true", help="many engines beside training, too")
     parser.add_argument("--only", choices=("proxy", "wake", "crowd"), help="that part alone")
-    parser.add_argument("--backend", choices=("host", "cuda"), default="cuda" if has_cuda() else "host", help="of the crowd")
+    parser.add_argument("--backend", choices=("host", "cuda"), default="cuda" if has_cuda() else "host", help="of the crowd, and of who is woken")
     parser.add_argument("--engines", type=int, default=10)
     parser.add_argument("--crowd-layers", type=int, default=8, help="of each")
     parser.add_argument("--crowd-pool", default="24GiB")
@@ -257,7 +273,7 @@ def main() -> None:
         cells.append(measure_wake(args))
     if "crowd" in parts:
         cells.append(measure_crowd(args))
-    write("engines", cells, gpus=int("wake" in parts or ("crowd" in parts and args.backend == "cuda")), accumulate=True)
+    write("engines", cells, gpus=int(bool(parts - {"proxy"}) and args.backend == "cuda"), accumulate=True)
 
 
 if __name__ == "__main__":
