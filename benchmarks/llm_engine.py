@@ -180,9 +180,10 @@ class Watch:
             refuse_rest()
             self._demanded_at = None
 
-        def timed_end() -> None:
-            ended()
-            self._ended_at[blocks._ended] = time.perf_counter()
+        def timed_end() -> int:
+            step = ended()
+            self._ended_at[step] = time.perf_counter()
+            return step
 
         def timed_give_back(chunks: list[int]) -> None:
             give_back(chunks)

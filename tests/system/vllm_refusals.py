@@ -77,6 +77,8 @@ found = {
     "the experts of each token": of_engine(enable_return_routed_experts=True),
     "another scheduler": of_engine(scheduler_cls=OtherScheduler),
     "FlexAttention": of_engine(backend="FLEX_ATTENTION"),
+    "another attention backend on a GPU": of_engine(device="cuda", backend="FLASHINFER"),
+    "on a GPU": of_engine(device="cuda", backend="FLASH_ATTN"),
     "cache: windows beside whole attention": of_cache(one=attention(), two=attention(sliding_window=64)),
     "cache: states": of_cache(one=attention(), two=MambaSpec(block_size=16, shapes=((16, 64),), dtypes=(torch.float32,), page_size_padded=attention().page_size_bytes)),
     "cache: pages of two sizes": of_cache(one=attention(4), two=attention(8)),

@@ -121,7 +121,7 @@ def test_what_vllm_describes_is_refused_by_the_name_that_the_documentation_has(t
     paths = [ROOT / "runtime" / "python", VLLM]
     said = json.loads(subprocess.run([sys.executable, Path(__file__).with_name("vllm_refusals.py"), tmp_path], check=True, capture_output=True, text=True,
                                      env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths))}).stdout.splitlines()[-1])
-    assert [said.pop(taken) for taken in ("", "no events", "cache: windows beside whole attention")] == ["", "", ""]
+    assert [said.pop(taken) for taken in ("", "no events", "on a GPU", "cache: windows beside whole attention")] == ["", "", "", ""]
     assert "a MambaSpec, whose blocks" in said.pop("cache: states")
     assert "a UniformTypeKVCacheSpecs, whose blocks" in said.pop("cache: pages of two sizes")
     assert said.pop("pipeline parallel") == said["tensor or pipeline parallel"]
@@ -131,6 +131,15 @@ def test_what_vllm_describes_is_refused_by_the_name_that_the_documentation_has(t
     for what, why, instead in rows:
         assert said[what].startswith(f"vLLM's KV cache cannot come out of the pool: {what}"), said[what]
         assert f": {why}. What would be right: {instead}. With SLUICE_VLLM_KV=own" in said[what]
+
+
+def test_blocks_behind_a_window_and_probabilities_of_prompts_are_there_as_long_as_they_are_wanted():
+    paths = [ROOT / "runtime" / "python", VLLM]
+    said = subprocess.run([sys.executable, Path(__file__).with_name("vllm_parts.py")], check=True, capture_output=True, text=True,
+                          env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths))}).stdout.splitlines()[-1]
+    made = json.loads(said)
+    assert made["windows"] == [(1000 - 64 + 1) // 16, (1000 - 512 - 64 + 1) // 16], "kernels read what lies before it"
+    assert made["prompts"] == [None, None, "probabilities", None, None, None, 0], "vLLM takes them with a token alone"
 
 
 def assert_equal(answer: dict) -> dict:

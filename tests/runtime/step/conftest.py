@@ -16,6 +16,14 @@ def fork_server():
     multiprocessing.forkserver.ensure_running()
 
 
+@pytest.fixture(autouse=True)
+def no_loader_is_left():
+    """accelerate knows of each loader that a test has not read to its end, and has later tests commit when that one is over."""
+    yield
+    if state := sys.modules.get("accelerate.state"):
+        state.GradientState._reset_state()
+
+
 @pytest.fixture(scope="module")
 def one_thread():
     """Tensors are so small that threads would only wait for each other."""

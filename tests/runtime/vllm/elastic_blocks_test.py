@@ -264,6 +264,23 @@ def test_requests_are_ended_for_what_is_demanded_when_that_is_possible():
     assert world.cache.counts.preempted == 3
 
 
+def test_a_demand_that_comes_when_another_has_been_met_is_looked_at_before_it_is_refused():
+    world = World(keeping=Keeping(9, 9, 99))
+    world.drop(world.take(11))
+    assert world.pool.backed == {0, 1, 2}
+    give_back = world.pool.give_back
+
+    def met_and_demanded_anew(chunks):
+        give_back(chunks)
+        world.pool.give_back = give_back
+        world.pool.wanted = 1
+
+    world.pool.give_back = met_and_demanded_anew
+    world.pool.wanted = 1
+    world.cache.attend(lambda chunks: 0)
+    assert (world.pool.wanted, world.pool.refusals, world.pool.backed) == (0, 0, {0})
+
+
 def test_what_cannot_be_given_is_refused_once_the_rest_has_gone():
     world = World()
     held = world.take(7)

@@ -85,7 +85,7 @@ class Space:
 
 def cache_in(space: Space, await_device=lambda: None, keeping: Keeping = Keeping(spare=0)) -> ElasticCache:
     """Of 4 blocks a chunk."""
-    return ElasticCache(Layout(64, 8, 2, 8), space, keeping, Block, lambda block: None, await_device)
+    return ElasticCache(Layout(64, 8, 2, 8), space, keeping, Block, lambda block: None, lambda: await_device)
 
 
 def test_a_chunk_comes_before_the_engine_needs_it():

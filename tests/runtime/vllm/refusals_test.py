@@ -131,7 +131,8 @@ def test_an_engine_whose_parts_do_not_fit_is_refused_by_name(changed, why):
 
 
 @pytest.mark.parametrize(("how", "why"), [
-    ({"device": "xpu"}, r"another device \(xpu\)"), ({"backend": "FLEX_ATTENTION"}, "FlexAttention"), ({"scheduler": int}, r"another scheduler \(builtins\.int\)"),
+    ({"device": "xpu"}, r"another device \(xpu\)"), ({"backend": "FLEX_ATTENTION"}, "FlexAttention"),
+    ({"device": "cuda", "backend": "FLASHINFER"}, r"another attention backend on a GPU \(FLASHINFER\)"), ({"scheduler": int}, r"another scheduler \(builtins\.int\)"),
 ])
 def test_what_computes_otherwise_is_refused_by_name(how, why):
     with pytest.raises(_checks.Refused, match=why):

