@@ -29,7 +29,9 @@ from importlib.metadata import entry_points
 plugin, = entry_points(group="vllm.general_plugins", name="sluice")
 plugin.load()()
 from sluice.vllm import _space
-print(_space._open(_space.library_path())._name)
+path = _space.library_path()
+_space._open(path)
+print(path)
 """
 
 
