@@ -34,6 +34,10 @@ class Space:
         self.asked = threading.Event()
         self.may_grant = threading.Event()
         self.may_grant.set()
+        self.closed = threading.Event()
+
+    def close(self):
+        self.closed.set()
 
     def answer(self, kept):
         assert kept == 1
@@ -83,9 +87,19 @@ class Space:
         return False
 
 
+class Device:
+    """It computes until `await_device` returns."""
+
+    def __init__(self, await_device=lambda: None) -> None:
+        self.finish = await_device
+
+    def mark(self):
+        return self.finish
+
+
 def cache_in(space: Space, await_device=lambda: None, keeping: Keeping = Keeping(spare=0)) -> ElasticCache:
     """Of 4 blocks a chunk."""
-    return ElasticCache(Layout(64, 8, 2, 8), space, keeping, Block, lambda block: None, lambda: await_device)
+    return ElasticCache(Layout(64, 8, 2, 8), space, keeping, Block, lambda block: None, Device(await_device))
 
 
 def test_a_chunk_comes_before_the_engine_needs_it():
@@ -97,6 +111,17 @@ def test_a_chunk_comes_before_the_engine_needs_it():
         cache.launched()
     with space.changed:
         assert space.changed.wait_for(lambda: space.backed == {0, 1, 2}, SECONDS)
+
+
+def test_a_cache_that_is_gone_leaves_the_pool_when_the_device_is_done():
+    space, marks = Space(), []
+    cache = ElasticCache(Layout(64, 8, 2, 8), space, Keeping(), Block, lambda block: None, Device(lambda: marks.append(space.closed.is_set())))
+    space.rouse()
+    assert not space.closed.is_set()
+    del cache
+    space.rouse()
+    assert space.closed.wait(SECONDS)
+    assert marks == [False]
 
 
 def test_an_engine_takes_the_chunk_that_is_on_its_way():

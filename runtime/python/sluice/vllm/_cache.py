@@ -8,7 +8,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from sluice.vllm._elastic import ElasticBlocks, Keeping
 from sluice.vllm._layout import Layout
@@ -20,23 +20,33 @@ PATIENCE_MS = 20  # for memory, where nothing else is to be done
 LONGEST_STEP_S = 0.1  # after which the device is asked whether it is over
 
 
+class Device(Protocol):
+    """What computes. It does not keep the cache."""
+
+    def mark(self) -> Callable[[], object]:
+        """What returns when all that this thread has put on it until now is over."""
+
+    def finish(self) -> None:
+        """Returns when all is."""
+
+
 class ElasticCache:
     """`lock` is held by whoever uses the blocks; the engine's thread holds it while it schedules, and while it takes in what a step has
-    made. `mark` is called when all that a step computes has been submitted to the device, and makes what returns when that is over."""
+    made. When this is gone its space leaves the pool."""
 
     def __init__(self, layout: Layout, space: PoolSpace, keeping: Keeping, make_block: Callable[[int], Any], forget: Callable[[Any], object],
-                 mark: Callable[[], Callable[[], object]]) -> None:
+                 device: Device) -> None:
         self.lock = threading.RLock()
         self.space = space
         self.blocks = ElasticBlocks(layout, space, keeping, make_block, forget)
         self._preempt: weakref.WeakMethod | None = None
         self._step_over = threading.Event()
-        self._mark = mark
+        self._device = device
         self._submitted: deque[tuple[int, Callable[[], object]]] = deque()  # steps that have not ended
         self._ahead_over = threading.Event()
         self._ahead_granted = False
         space.answer(kept=1)
-        threading.Thread(target=_attend_while_it_lives, args=(weakref.ref(self),), name="sluice-kv", daemon=True).start()
+        threading.Thread(target=_attend_while_it_lives, args=(weakref.ref(self), space, device), name="sluice-kv", daemon=True).start()
 
     def preempt_by(self, preempt: Callable[[int | None], int]) -> None:
         """Whom requests are ended by: a method, whose object this does not keep."""
@@ -56,7 +66,7 @@ class ElasticCache:
 
     def submitted(self, step: int) -> None:
         """All that this one computes has been put on the device."""
-        self._submitted.append((step, self._mark()))
+        self._submitted.append((step, self._device.mark()))
 
     def after_step(self) -> None:
         """The step launched first has ended, and what it made has been taken in. The device may still compute where nothing that was made
@@ -123,7 +133,8 @@ def _nobody(_chunks: int | None) -> int:
     return 0
 
 
-def _attend_while_it_lives(cache: weakref.ref[ElasticCache]) -> None:
+def _attend_while_it_lives(cache: weakref.ref[ElasticCache], space: PoolSpace, device: Device) -> None:
+    """Leaves the pool afterwards: torch may keep views of the memory, which nobody reads any more."""
     while (here := cache()) is not None:
         try:
             here.ask_ahead()
@@ -134,7 +145,7 @@ def _attend_while_it_lives(cache: weakref.ref[ElasticCache]) -> None:
         except Exception:
             logger.exception("What others demand of the KV cache could not be attended to; it is tried again")
             seconds = LONGEST_LOOK_S
-        space = here.space
         del here  # else it lived as long as this waits
         space.await_demand(max(1, int(seconds * 1000)))
-        del space
+    device.finish()
+    space.close()

@@ -43,6 +43,24 @@ READ_BEFORE_A_WINDOW = 512  # tokens; FlashAttention 3 and Triton take up to 128
 FIRST_CHUNK_MS = 60_000  # a start waits so long for the one chunk that it cannot do without
 
 
+@dataclass(frozen=True)
+class _Device:
+    """A GPU; or the processor, which has computed what it is given when that returns."""
+
+    device: torch.device
+
+    def mark(self) -> Callable[[], object]:
+        if self.device.type == "cpu":
+            return lambda: None
+        event = torch.cuda.Event()
+        event.record(torch.cuda.current_stream(self.device))
+        return event.synchronize
+
+    def finish(self) -> None:
+        if self.device.type != "cpu":
+            torch.cuda.synchronize(self.device)
+
+
 @dataclass
 class _Allocated:
     """A range that a worker has allocated, and the cache in it, once a pool of blocks has taken that over."""
@@ -51,14 +69,6 @@ class _Allocated:
     space: PoolSpace
     device: torch.device
     cache: ElasticCache | None = None
-
-    def mark(self) -> Callable[[], object]:
-        """What returns when all that has been put on the device until now is over."""
-        if self.device.type == "cpu":  # which has computed it by now
-            return lambda: None
-        event = torch.cuda.Event()
-        event.record(torch.cuda.current_stream(self.device))
-        return event.synchronize
 
 
 _allocated: list[_Allocated] = []  # that no pool of blocks has taken over yet
@@ -74,7 +84,7 @@ class ElasticBlockPool(BlockPool):
         allocated = _allocated.pop()
         super().__init__(1, enable_caching, hash_block_size, enable_kv_cache_events, metrics_collector)
         self.elastic = allocated.cache = ElasticCache(allocated.layout, allocated.space, keeping(), KVCacheBlock, self._maybe_evict_cached_block,
-                                                      allocated.mark)
+                                                      _Device(allocated.device))
         self.blocks = _ById(self.elastic)
         self.free_block_queue = self.elastic.blocks.free
         self.null_block = self.elastic.blocks.null_block

@@ -68,7 +68,7 @@ def _open(path: str) -> SimpleNamespace:
 
 
 class PoolSpace:
-    """A range of an engine in the pool of a GPU, or on the host. It leaves the pool when nothing refers to it any more.
+    """A range of an engine in the pool of a GPU, or on the host. It leaves the pool when nothing refers to it any more, or it is closed.
 
     Args:
         name: The engine's, in the pool.
@@ -84,9 +84,14 @@ class PoolSpace:
         if not self._handle:
             raise SluiceError(self._reason())
         # At the process's end other threads may still use the memory; the pool takes it back then by itself.
-        weakref.finalize(self, self._library.sluice_elastic_leave, self._handle).atexit = False
+        self._leave = weakref.finalize(self, self._library.sluice_elastic_leave, self._handle)
+        self._leave.atexit = False
         self.chunk_bytes = self._library.sluice_elastic_chunk_bytes(self._handle)
         self.pool_chunks = self._library.sluice_elastic_pool_chunks(self._handle)
+
+    def close(self) -> None:
+        """Leaves the pool; to be called by whoever is the last to use it. What torch has of its memory must not be read any more."""
+        self._leave()
 
     def reserve(self, chunks: int) -> int:
         """Returns where the range begins."""
