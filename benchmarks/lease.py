@@ -41,6 +41,7 @@ from pathlib import Path
 
 from brokers import clear_up_on_sigterm, end_broker
 from endpoint import Server, environment_of
+from llm_server import PATH as ENGINE_PATH
 from llm_server import body as vllms_body
 from llm_server import made_model, of_policy
 from overhead_models import WORKLOADS
@@ -62,7 +63,6 @@ TRIED = {"cuda": JOBS["cuda"], "host": JOBS["host"][:1]}
 MODELS = {"bert-base": ("bert-base",), "resnet50": ("resnet50",), "tiny": ("tiny-products", "tiny-tanh"), "fastapi": ("fastapi",), "vllm": ("vllm",)}
 #: Engines: what they are asked, at ENGINE_PATH.
 ENGINES = {"fastapi": {"prompt": "Once upon a time", "max_tokens": 16}, "vllm": vllms_body("vllm", 16, stream=False)}
-ENGINE_PATH = "/v1/completions"
 FASTAPI = {"cuda": ("--layers", "8", "--width", "1024"), "host": ("--layers", "2", "--width", "128")}
 VLLM = {"cuda": "1b", "host": "tiny"}
 SERVED = {"cuda": ("bert-base", "resnet50"), "host": ("tiny",)}

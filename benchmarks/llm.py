@@ -48,7 +48,6 @@ class Engine:
     """An `llm_engine.py`."""
 
     def __init__(self, stage: Stage, name: str, **said: object) -> None:
-        self._stage, self._name = stage, name
         self._worker = Worker(stage, name, [sys.executable, PROGRAM, json.dumps({"folder": str(stage.folder / "model"), **said})])
 
     def ready(self) -> dict:

@@ -18,7 +18,12 @@ import random
 import sys
 import threading
 import time
+from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
 
 TINY = {"num_hidden_layers": 4, "hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 32,
         "vocab_size": 2000, "torch_dtype": "float32"}
@@ -38,6 +43,20 @@ def shape(model: str) -> dict:
     return {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", "rms_norm_eps": 1e-5, "rope_theta": 500000.0,
             "max_position_embeddings": LONGEST, "attention_bias": False, "bos_token_id": 1, "eos_token_id": 2, "tie_word_embeddings": True,
             **SHAPES[model]}
+
+
+def seed_weights(parameters: Iterable[torch.Tensor], model: str) -> None:
+    """The same for all that have a model of that shape: vLLM's own are nearly zero, so that every answer would be the same word."""
+    import torch
+
+    generator = None
+    with torch.no_grad():
+        for parameter in parameters:
+            generator = generator or torch.Generator(device=parameter.device).manual_seed(5)
+            if parameter.dim() == 1:
+                parameter.fill_(1)
+            else:
+                parameter.normal_(0, 0.3 if model == "tiny" else 0.02, generator=generator)
 
 
 def requests(seed: int, count: int, words: int, longest_prompt: int, longest_answer: int) -> list[tuple[list[int], int]]:
@@ -65,17 +84,10 @@ def main() -> None:
     done = []
 
     def seeded_weights(model: torch.nn.Module, *_arguments: object, **_options: object) -> None:
-        """vLLM's own are nearly zero, so that every answer would be the same word. The loader calls this for the model, and then for parts of it."""
-        if done:
-            return
-        done.append(model)
-        generator = torch.Generator(device=next(model.parameters()).device).manual_seed(5)
-        for parameter in model.state_dict().values():
-            if torch.is_floating_point(parameter):
-                if parameter.dim() == 1:
-                    parameter.fill_(1)
-                else:
-                    parameter.normal_(0, 0.3 if said["model"] == "tiny" else 0.02, generator=generator)
+        """The loader calls this for the model, and then for parts of it."""
+        if not done:
+            done.append(model)
+            seed_weights((each for each in model.state_dict().values() if torch.is_floating_point(each)), said["model"])
 
     dummy_loader.initialize_dummy_weights = seeded_weights
     if said["kv"] == "pool":

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import subprocess
 import sys
 from pathlib import Path
 
-from llm_engine import LONGEST, shape
+from llm_engine import LONGEST, seed_weights, shape
 from records import ROOT
 
 WORDS = 16
@@ -30,22 +29,18 @@ def tokens_of(event: str) -> list[int]:
     return [token for choice in json.loads(event[len("data: "):])["choices"] for token in choice.get("token_ids") or []]
 
 
-def is_there() -> bool:
-    return importlib.util.find_spec("vllm") is not None or (ROOT / ".cache" / "vllm" / "vllm").is_dir()
-
-
 def made_model(folder: Path, name: str) -> Path:
     """A folder with a model of that shape and seeded weights, as a model hub has them."""
     subprocess.run([sys.executable, Path(__file__), folder, name], check=True)
     return folder
 
 
-def of_policy(name: str, model: str, folder: Path, backend: str, *, sequences: int = 64) -> dict:
+def of_policy(name: str, model: str, folder: Path, backend: str) -> dict:
     """What an engine of that name says of its process, its answers and its environment."""
     of_device = (["--gpu-memory-utilization", "0.05", "--attention-backend", "FLASH_ATTN"] if backend == "cuda"
                  else ["--enforce-eager", "--num-gpu-blocks-override", "512"])
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder), "--served-model-name", name, "--host", "127.0.0.1", "--port",
-               "{port}", "--skip-tokenizer-init", "--max-model-len", str(LONGEST), "--max-num-batched-tokens", str(LONGEST), "--max-num-seqs", str(sequences),
+               "{port}", "--skip-tokenizer-init", "--max-model-len", str(LONGEST), "--max-num-batched-tokens", str(LONGEST), "--max-num-seqs", "64",
                "--kv-cache-memory-bytes", str(CACHE_BYTES[model]), *of_device]
     environment = {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "VLLM_LOGGING_LEVEL": "WARNING",
                    "VLLM_USE_FLASHINFER_SAMPLER": "0", "VLLM_USE_DEEP_GEMM": "0"}
@@ -64,13 +59,7 @@ def main() -> None:
     torch.set_default_dtype(getattr(torch, config["torch_dtype"]))
     with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
         model = LlamaForCausalLM(LlamaConfig(**config))
-        generator = torch.Generator(device=model.device).manual_seed(5)
-        with torch.no_grad():
-            for parameter in model.parameters():
-                if parameter.dim() == 1:
-                    parameter.fill_(1)
-                else:
-                    parameter.normal_(0, 0.3 if name == "tiny" else 0.02, generator=generator)
+    seed_weights(model.parameters(), name)
     model.save_pretrained(folder)
 
 

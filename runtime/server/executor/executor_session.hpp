@@ -80,7 +80,8 @@ class executor_session {
   /// by then it may still answer, as long as the session lives. `spare` is for who may have to take this one's place.
   /// Models that cannot be served are `unservable`, each as {"place", "kind", "error"}. New orders are carried out by `change`,
   /// on this thread and while requests are answered; it returns the same of all models that cannot be served then. What it
-  /// throws this throws, when no thread of the session is in the host any more. False if a computation that a thread of the session makes goes on: then the host must stay.
+  /// throws this throws, when no thread of the session is in the host any more. False if a computation that a thread of the
+  /// session makes goes on: then the host must stay.
   using changer = std::function<nlohmann::json(executor_orders const&)>;
   [[nodiscard]] bool serve(model_executor& host,
                            nlohmann::json const& spare = nlohmann::json::object(),

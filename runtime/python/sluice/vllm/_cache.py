@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -144,7 +145,8 @@ def _attend_while_it_lives(cache: weakref.ref[ElasticCache], space: PoolSpace, d
                 continue
         except Exception:
             logger.exception("What others demand of the KV cache could not be attended to; it is tried again")
-            seconds = LONGEST_LOOK_S
+            time.sleep(LONGEST_LOOK_S)  # a demand that stands would have it tried at once
+            continue
         del here  # else it lived as long as this waits
         space.await_demand(max(1, int(seconds * 1000)))
     device.finish()

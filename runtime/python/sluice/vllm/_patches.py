@@ -175,7 +175,7 @@ def _allocate(runner: GPUModelRunner | SecondRunner, kv_cache: KVCacheConfig, de
         begin, length = layout.view(layer)
         views.update(dict.fromkeys(tensor.shared_by, whole[begin:begin + length]))
     runner.sluice_allocated = _Allocated(layout, space, device)
-    _allocated[:] = [runner.sluice_allocated]
+    _allocated.append(runner.sluice_allocated)
     logger.info("The KV cache lies in Sluice's pool: up to %d chunks of %d bytes, with %d blocks each", layout.chunks, layout.chunk_bytes,
                 layout.blocks_per_chunk)
     return views
