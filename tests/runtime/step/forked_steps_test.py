@@ -59,11 +59,11 @@ def test_a_child_that_is_forked_in_the_middle_of_a_step_ends_with_its_slice(step
         calls.append(x)
         if len(calls) == 2:  # after the rehearsal
             reading, writing = os.pipe()
-            if os.fork():
+            if child := os.fork():
                 os.close(writing)
                 with os.fdopen(reading) as told:
                     said.append(told.read())
-                os.wait()
+                assert os.waitpid(child, 0)[1] == 0, said  # by its own number: orphans become children of this process
             else:
                 to_parent.append(writing)
         return loss_of(step)(x)
@@ -78,5 +78,6 @@ def test_a_child_that_is_forked_in_the_middle_of_a_step_ends_with_its_slice(step
     finally:
         if to_parent:
             os._exit(0)
-    assert len(calls) == 3 and step.stats()["steps"] == 1
-    assert said[0].startswith("2 ") and "a forked child of a training process cannot train in the pool" in said[0]
+    assert (len(calls), step.stats()["steps"]) == (3, 1)
+    assert said[0].startswith("2 "), said
+    assert "a forked child of a training process cannot train in the pool" in said[0]
