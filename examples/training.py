@@ -88,6 +88,12 @@ def rank() -> int:
     return torch.distributed.get_rank() if in_several_processes() else 0
 
 
+def processes() -> int:
+    import torch
+
+    return torch.distributed.get_world_size() if in_several_processes() else 1
+
+
 def replica(model):
     """The model, whose gradients are added to those of the other processes', if there are any."""
     import torch

@@ -197,8 +197,9 @@ def test_the_digits_are_learnt(tmp_path):
     assert steps[-1]["loss"] < 0.3 < 2.0 < steps[0]["loss"]
 
 
-def test_the_digits_are_learnt_by_two_processes_in_one_pool(sluice, runtime_folder, tmp_path):
-    steps = train("train_digits.py", tmp_path / "log", "--steps", 60, "--batch", 32, "--least-accuracy", 0.9, under=(
+@pytest.mark.parametrize("dealt", [(), ("--balance", "--workers", 1)], ids=["in-equal-parts", "balanced"])
+def test_the_digits_are_learnt_by_two_processes_in_one_pool(sluice, runtime_folder, tmp_path, dealt):
+    steps = train("train_digits.py", tmp_path / "log", "--steps", 60, "--batch", 32, "--least-accuracy", 0.9, *dealt, under=(
         sluice, "run", "--runtime-dir", runtime_folder, "--memory", "256MiB", "--require-pool", "--", sys.executable, "-m",
         "torch.distributed.run", "--standalone", "--nproc-per-node", 2, "--no-python", "--"))
     assert [line["step"] for line in steps] == [*range(1, 61), 60]

@@ -11,9 +11,10 @@ Under ``sluice run`` this package puts the training process into the shared pool
 
 from sluice import _sharing
 from sluice._version import __version__
+from sluice.balance import BalancedBatchSampler
 from sluice.errors import OutOfMemory, SluiceError, Survivors
 from sluice.step import MicroBatch, Step
 
-__all__ = ["MicroBatch", "OutOfMemory", "SluiceError", "Step", "Survivors", "__version__"]
+__all__ = ["BalancedBatchSampler", "MicroBatch", "OutOfMemory", "SluiceError", "Step", "Survivors", "__version__"]
 
 _sharing.check_torch()  # in one line, and now: not in the middle of what a job does first

@@ -25,6 +25,7 @@ from sluice._planning import Planner
 from sluice._processes import Processes
 from sluice._random import RandomState
 from sluice._rehearsal import EagerRehearsal, Rehearsal
+from sluice._stopwatch import Stopwatch
 from sluice._trained import Trained
 from sluice._trouble import TriesInVain, Trouble
 from sluice._update import Update
@@ -121,6 +122,7 @@ class Engine:
         #: Whether a loss function has been seen that runs backward for something else than its loss.
         self.knows_other_backward = False
         self._in_vain = TriesInVain()
+        self.stopwatch = Stopwatch(self.cuda)
         self.counts = {"steps": 0, "samples": 0, "commits": 0, "discards": 0, "micro_batch": 0, "recomputed": 0}
 
     def explained(self) -> contextlib.AbstractContextManager:
@@ -164,6 +166,7 @@ class Engine:
                 communicator = self.processes.communicator(self.gradients.params[0].device)
                 if not self.runtime.end_with(communicator):
                     raise _checks.ranks_do_not_agree()
+        self.stopwatch.start()
         if lazily and not self._inside:  # in shards, modules have other parameters while forward runs
             self.gradients.forget()
             self._follow_later = True
@@ -193,6 +196,7 @@ class Engine:
                 self._recompute(False)
         if update is None or not update.has_run:
             self.gradients.finish()
+        self.stopwatch.stop()
 
     def _rehearse(self, batch: tuple, total: int, largest: int, losses: Losses | None, scaler: torch.amp.GradScaler | None,
                   loss_fn: Any) -> Iterator[MicroBatch]:
@@ -238,6 +242,8 @@ class Engine:
     def _may_overlap(self) -> bool:
         """Whether the last micro-batch's gradients may go to other processes while its backward runs: then it counts."""
         if self.processes is None or not self.processes.may_overlap or self.counts["steps"] < OPTIMIZER_WARM_UP_STEPS:
+            return False
+        if self.stopwatch.is_on:  # backward would end when others' gradients have come
             return False
         return not (self.runtime and self.runtime.serving())
 

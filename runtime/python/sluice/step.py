@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from sluice import _checks, _losses, _optimizers
+from sluice import _batches, _checks, _losses, _optimizers
 from sluice._engine import OPTIMIZER_WARM_UP_STEPS, Engine
 from sluice._gradients import is_shard
 from sluice._losses import Losses
@@ -21,6 +21,7 @@ from sluice._shards import Shards
 from sluice._tensor_parallel import TensorParallel
 from sluice._update import Update
 from sluice._values import Values
+from sluice.balance import BalancedBatchSampler
 from sluice.errors import SluiceError
 
 
@@ -54,12 +55,15 @@ class Step:
         recompute: Switches activation checkpointing: a function that is called with whether activations are to be computed
             again in backward, between micro-batches; True: the model's own switch (transformers, timm). They are where memory
             is short and more samples a second are trained so.
+        balance: What deals the batches to the processes of a model in ``DistributedDataParallel``: it is told what each step's
+            micro-batches have taken here.
 
     Raises:
         TypeError: for an argument of the wrong type.
         ValueError: for one of the wrong value.
         SluiceError: under ``sluice run`` for a model whose work on several GPUs, or in several processes, cannot run again; for
-            ``recompute`` with processes that work together inside of micro-batches.
+            ``recompute`` or ``balance`` with processes that work together inside of micro-batches; for ``balance`` among other
+            processes than train the model.
 
     Not thread-safe: one step at a time, from one thread.
     """
@@ -77,6 +81,7 @@ class Step:
         clip_norm: float | None = None,
         closure: bool | None = None,
         recompute: Callable[[bool], Any] | bool | None = None,
+        balance: BalancedBatchSampler | None = None,
     ) -> None:
         if not isinstance(model, nn.Module):
             raise TypeError(f"model must be a torch.nn.Module, not {type(model).__name__}")
@@ -85,6 +90,8 @@ class Step:
             raise ValueError(f'reduction must be "mean" or "sum", not {reduction!r}')
         if scaler is not None and not isinstance(scaler, torch.amp.GradScaler):
             raise TypeError(f"scaler must be a torch.amp.GradScaler, not {type(scaler).__name__}")
+        if balance is not None and not isinstance(balance, BalancedBatchSampler):
+            raise TypeError(f"balance must be a sluice.BalancedBatchSampler, not {type(balance).__name__}")
         _checks.refuse_lazy(model)
         _optimizers.refuse_another_models(optimizer, model)
         self._needs_closure = _optimizers.needs_closure(optimizer) if closure is None else closure
@@ -96,8 +103,11 @@ class Step:
         self._reduction = reduction
         self.model = model
         self.optimizer = optimizer
-        self._engine = Engine(model, optimizer.param_groups, micro_batch, adapt, generators, recompute,
-                              _processes_of(model))
+        processes = _processes_of(model)
+        if balance is not None:
+            balance.follow(processes)
+        self._balance = balance
+        self._engine = Engine(model, optimizer.param_groups, micro_batch, adapt, generators, recompute, processes)
         self._runtime = self._engine.runtime
         self._arena = self._engine.arena
         self._loss: torch.Tensor | None = None
@@ -207,6 +217,8 @@ class Step:
 
     def _begin(self) -> Losses:
         _optimizers.refuse_skipping(self.optimizer)
+        if self._balance is not None:
+            self._engine.stopwatch.is_on = self._balance.is_measured
         if self._scaler:
             # The scale is a tensor that the scaler makes when it first scales: not in memory that is taken away. From
             # here to the optimizer it is only read.
@@ -282,6 +294,8 @@ class Step:
     def _finish(self, batch: tuple, loss: torch.Tensor, values: dict[Any, Any]) -> torch.Tensor:
         self._loss, self._values = loss, values
         self._engine.count_step(batch)
+        if self._balance is not None:
+            self._balance.stepped(_batches.size_of(batch), self._engine.stopwatch.take())
         return loss
 
     def _step_with_closure(self, loss_fn: Callable[..., Any], batch: tuple) -> torch.Tensor:
