@@ -7,7 +7,6 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <charconv>
 #include <csignal>
 #include <cstdlib>
 #include <cstring>
@@ -17,6 +16,7 @@
 #include <string_view>
 
 #include "memhandover/base/error.hpp"
+#include "memhandover/base/numbers.hpp"
 #include "memhandover/base/standard_streams.hpp"
 #include "memhandover/base/waiting.hpp"
 #include "memhandover/base/wire.hpp"
@@ -60,11 +60,7 @@ bool holds_write_end(fs::path const& descriptors, std::string const& link) {
 }  // namespace
 
 std::optional<int> pid_of(fs::path const& folder) {
-  auto const name = folder.filename().string();
-  int pid = 0;
-  auto const parsed = std::from_chars(name.data(), name.data() + name.size(), pid);
-  bool const is_number = parsed.ec == std::errc{} && parsed.ptr == name.data() + name.size();
-  return is_number ? std::optional{pid} : std::nullopt;
+  return number_in<int>(folder.filename().string());
 }
 
 process_identity this_process() {

@@ -7,7 +7,6 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <charconv>
 #include <chrono>
 #include <csignal>
 #include <thread>
@@ -16,6 +15,8 @@
 #include "memhandover/base/descriptor_limit.hpp"
 #include "memhandover/base/environment.hpp"
 #include "memhandover/base/error.hpp"
+#include "memhandover/base/numbers.hpp"
+#include "memhandover/base/shared_text.hpp"
 #include "memhandover/base/standard_streams.hpp"
 #include "memhandover/base/system_error.hpp"
 #include "memhandover/base/wire.hpp"
@@ -35,25 +36,24 @@ constexpr std::chrono::seconds ending_patience{10};
 constexpr std::chrono::milliseconds between_looks{5};
 
 /// A number of `unit` that a variable sets. Throws `invalid_argument` if it is set to none.
-std::int64_t number_in(char const* name, std::int64_t otherwise, char const* unit,
+std::int64_t number_of(char const* name, std::int64_t otherwise, char const* unit,
                        std::int64_t most) {
   auto const text = environment(name);
   if (text.empty()) {
     return otherwise;
   }
-  std::int64_t count = -1;
-  auto const [end, failed] = std::from_chars(text.data(), text.data() + text.size(), count);
-  if (failed != std::errc{} || end != text.data() + text.size() || count < 0 || count > most) {
-    throw error{error_kind::invalid_argument, std::string{name} + " is " + text +
+  auto const count = number_in<std::int64_t>(text);
+  if (!count || *count < 0 || *count > most) {
+    throw error{error_kind::invalid_argument, std::string{name} + " is " + readable_text(text) +
                                                   ", must be a number of " + unit + ", at most " +
                                                   std::to_string(most)};
   }
-  return count;
+  return *count;
 }
 
 std::chrono::milliseconds milliseconds_in(char const* name, std::chrono::milliseconds otherwise) {
   constexpr std::int64_t a_week = 7LL * 24 * 3600 * 1000;
-  return std::chrono::milliseconds{number_in(name, otherwise.count(), "milliseconds", a_week)};
+  return std::chrono::milliseconds{number_of(name, otherwise.count(), "milliseconds", a_week)};
 }
 
 constexpr std::int64_t a_pebibyte = 1LL << 50U;
@@ -61,7 +61,7 @@ constexpr std::int64_t a_pebibyte = 1LL << 50U;
 /// Who starts a broker in place of one that has ended may know of it by the environment alone.
 std::uint64_t host_copy_bytes_of(broker_options const& options) {
   return options.host_copy_bytes != 0 ? options.host_copy_bytes
-                                      : static_cast<std::uint64_t>(number_in(
+                                      : static_cast<std::uint64_t>(number_of(
                                             "SLUICE_HOST_COPY_BYTES", 0, "bytes", a_pebibyte));
 }
 
@@ -70,7 +70,7 @@ disk_wish host_copy_disk_of(broker_options const& options) {
   if (wanted.bytes == 0) {
     wanted = {environment("SLUICE_HOST_COPY_DISK_PATH"),
               static_cast<std::uint64_t>(
-                  number_in("SLUICE_HOST_COPY_DISK_BYTES", 0, "bytes", a_pebibyte))};
+                  number_of("SLUICE_HOST_COPY_DISK_BYTES", 0, "bytes", a_pebibyte))};
   }
   if (wanted.bytes > 0 && wanted.folder.empty()) {
     throw error{error_kind::invalid_argument,

@@ -1,21 +1,14 @@
 #include "memhandover/broker/job_wish.hpp"
 
-#include <charconv>
 #include <cmath>
 
 #include "memhandover/base/error.hpp"
+#include "memhandover/base/numbers.hpp"
 #include "memhandover/base/shared_text.hpp"
 #include "memhandover/broker/conversation.hpp"
 
 namespace sluice::memhandover {
 namespace {
-
-/// All of `text`.
-template <typename Number>
-bool reads_as(std::string_view text, Number& into) {
-  auto const [end, failed] = std::from_chars(text.data(), text.data() + text.size(), into);
-  return failed == std::errc{} && end == text.data() + text.size();
-}
 
 [[noreturn]] void refuse_least(std::string const& text) {
   throw error{error_kind::invalid_argument,
@@ -45,15 +38,18 @@ job_wish job_wish_in(std::string const& rank, std::string const& least) {
     }
   }
   if (!least.empty() && least.back() == '%') {
-    double percent = -1;
     constexpr double all = 100;
-    if (!reads_as(std::string_view{least}.substr(0, least.size() - 1), percent) ||
-        !(percent >= 0 && percent <= all)) {
+    auto const percent = number_in<double>(std::string_view{least}.substr(0, least.size() - 1));
+    if (!percent || !(*percent >= 0 && *percent <= all)) {
       refuse_least(least);
     }
-    wish.least_ppm = static_cast<std::uint32_t>(std::lround(percent / all * whole_in_ppm));
-  } else if (!least.empty() && !reads_as(least, wish.least_bytes)) {
-    refuse_least(least);
+    wish.least_ppm = static_cast<std::uint32_t>(std::lround(*percent / all * whole_in_ppm));
+  } else if (!least.empty()) {
+    auto const bytes = number_in<std::uint64_t>(least);
+    if (!bytes) {
+      refuse_least(least);
+    }
+    wish.least_bytes = *bytes;
   }
   return wish;
 }

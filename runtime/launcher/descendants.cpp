@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <charconv>
 #include <csignal>
 #include <cstring>
 #include <filesystem>
@@ -15,6 +14,8 @@
 #include <memory>
 #include <sstream>
 #include <string>
+
+#include "memhandover/base/numbers.hpp"
 
 namespace sluice::launcher {
 namespace {
@@ -48,10 +49,9 @@ std::vector<pid_t> children_of_this_process() {
   }
   auto const self = ::getpid();
   while (auto const* entry = ::readdir(folder.get())) {
-    pid_t pid = 0;
-    char const* end = entry->d_name + std::strlen(entry->d_name);
-    if (std::from_chars(entry->d_name, end, pid).ptr == end && parent_of(pid) == self) {
-      result.push_back(pid);
+    auto const pid = number_in<pid_t>(entry->d_name);
+    if (pid && parent_of(*pid) == self) {
+      result.push_back(*pid);
     }
   }
   return result;

@@ -3,10 +3,10 @@
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
 
-#include <charconv>
 #include <utility>
 
 #include "memhandover/base/error.hpp"
+#include "memhandover/base/numbers.hpp"
 #include "memhandover/broker/broker_launch.hpp"
 #include "memhandover/broker/job_wish.hpp"
 #include "memhandover/broker/runtime_folder.hpp"
@@ -28,15 +28,13 @@ void check_file(std::filesystem::path const& file, char const* what) {
 }
 
 template <class Number>
-std::optional<Number> number_in(environment const& env, char const* name) {
+std::optional<Number> number_of(environment const& env, char const* name) {
   auto const text = env.get(name);
   if (!text || text->empty()) {
     return std::nullopt;
   }
-  Number value{};
-  auto const* end = text->data() + text->size();
-  auto const [stop, failed] = std::from_chars(text->data(), end, value);
-  if (stop != end || failed != std::errc{} || value < Number{}) {
+  auto const value = number_in<Number>(*text);
+  if (!value || *value < Number{}) {
     throw error{error_kind::invalid_argument,
                 fmt::format("{} is {}, must be a whole number; correct or unset it", name,
                             telemetry::quoted(*text))};
@@ -218,7 +216,7 @@ run_options complete(run_options options, environment const& inherited) {
     }
   }
   if (!options.device) {
-    options.device = number_in<int>(inherited, "SLUICE_DEVICE");
+    options.device = number_of<int>(inherited, "SLUICE_DEVICE");
   }
   if (auto const how = inherited.get("SLUICE_COLLECTIVES").value_or(""); !how.empty()) {
     if (how != "agree" && how != "plain") {
@@ -239,7 +237,7 @@ run_options complete(run_options options, environment const& inherited) {
   // Outside of the pool it would have no minimum.
   options.require_pool |= wish.least_bytes > 0 || wish.least_ppm > 0;
   if (!options.pool_bytes) {
-    options.pool_bytes = number_in<std::uint64_t>(inherited, "SLUICE_POOL_BYTES");
+    options.pool_bytes = number_of<std::uint64_t>(inherited, "SLUICE_POOL_BYTES");
   }
   return options;
 }

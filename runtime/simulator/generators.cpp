@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <cmath>
 #include <functional>
 #include <map>
@@ -14,6 +13,7 @@
 #include <vector>
 
 #include "memhandover/base/error.hpp"
+#include "memhandover/base/numbers.hpp"
 #include "runtime/simulator/draws.hpp"
 #include "runtime/simulator/model_shares.hpp"
 
@@ -67,12 +67,11 @@ class process_parameters {
     for (auto rest = text.substr(equals + 1);;) {
       auto const slash = rest.find('/');
       auto const word = rest.substr(0, slash);
-      double value = 0.0;
-      auto const [end, failed] = std::from_chars(word.data(), word.data() + word.size(), value);
-      if (failed != std::errc{} || end != word.data() + word.size() || !std::isfinite(value)) {
+      auto const value = number_in<double>(word);
+      if (!value || !std::isfinite(*value)) {
         refuse(fmt::format("'{}' in '{}' of {} is no number", word, text, process_));
       }
-      numbers.push_back(value);
+      numbers.push_back(*value);
       if (slash == std::string_view::npos) {
         break;
       }

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "memhandover/base/error.hpp"
+#include "memhandover/base/numbers.hpp"
 #include "runtime/simulator/draws.hpp"
 #include "runtime/simulator/model_shares.hpp"
 
@@ -35,16 +36,15 @@ struct trace_line {
 };
 
 double number_of(std::string_view text, char const* what, trace_line const& at) {
-  double value = 0.0;
-  auto const [end, failed] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (failed != std::errc{} || end != text.data() + text.size() || !std::isfinite(value)) {
+  auto const value = number_in<double>(text);
+  if (!value || !std::isfinite(*value)) {
     at.refuse(fmt::format("{} is '{}', must be a number such as 12.5", what, text));
   }
-  if (value < 0.0 || value > longest_s * 1000.0) {
+  if (*value < 0.0 || *value > longest_s * 1000.0) {
     at.refuse(fmt::format("{} is {}, must be 0 or more and less than {:g}", what, text,
                           longest_s * 1000.0));
   }
-  return value;
+  return *value;
 }
 
 std::vector<std::string_view> split(std::string_view line) {

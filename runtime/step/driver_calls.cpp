@@ -165,13 +165,7 @@ SLUICE_EXPORT sluice_runtime_api const* sluice_runtime_attach(sluice_gate_api co
     state->gate = std::make_unique<driver_gate>(*gate);
     state->driver = sluice::memhandover::cuda_driver::load(
         [gate](char const* name) { return gate->real(name); });
-    if (options.broker.device.value_or(device) != device) {
-      throw sluice::error{
-          sluice::error_kind::unsupported,
-          "GPU " + std::to_string(*options.broker.device) +
-              " is to be shared (--device, SLUICE_DEVICE), and this process uses GPU " +
-              std::to_string(device)};
-    }
+    refuse_other_gpu(options.broker, device);
     // Each process of a job has the pool of the GPU that it uses.
     options.broker.device = device;
     options.alignment = 512;

@@ -48,13 +48,8 @@ std::shared_ptr<memhandover::cuda_driver const> driver_here() {
 memhandover::broker_options broker_of(int device) {
   bool const on_host = device == SLUICE_ELASTIC_HOST;
   auto broker = options_of_job(on_host ? "host" : "cuda").broker;
-  if (!on_host && broker.device.value_or(device) != device) {
-    throw error{error_kind::invalid_argument,
-                "GPU " + std::to_string(*broker.device) +
-                    " is to be shared (SLUICE_DEVICE), and the memory is wanted on GPU " +
-                    std::to_string(device) + "; both must be the same"};
-  }
   if (!on_host) {
+    refuse_other_gpu(broker, device);
     broker.device = device;
   }
   return broker;

@@ -11,6 +11,7 @@
 
 #include "memhandover/base/bytes.hpp"
 #include "memhandover/base/environment.hpp"
+#include "memhandover/base/numbers.hpp"
 #include "memhandover/base/shared_text.hpp"
 #include "memhandover/ledger/client_kinds.hpp"
 #include "runtime/step/rank_absence.hpp"
@@ -27,6 +28,19 @@ constexpr std::chrono::milliseconds look_every{100};
 
 std::atomic<process_state*> shared_state{nullptr};
 std::atomic<bool> in_child{false};
+
+/// The number that a variable is set to, if it is. Throws `invalid_argument` if that is none, or negative.
+template <typename Number>
+std::optional<Number> number_of(char const* name, char const* kind) {
+  auto const text = environment(name);
+  auto const number = number_in<Number>(text);
+  if (!text.empty() && (!number || *number < Number{})) {
+    throw error{error_kind::invalid_argument, std::string{name} + " is \"" +
+                                                  memhandover::readable_text(text) +
+                                                  "\", must be " + kind + "; correct or unset it"};
+  }
+  return number;
+}
 
 /// On the host a fork copies the pool's pages; on CUDA the child's device is the driver's business.
 process_state* sharing_on_host() noexcept {
@@ -220,16 +234,26 @@ void bound_run_ahead(process_state& state) {
   }
 }
 
+void refuse_other_gpu(memhandover::broker_options const& broker, int device) {
+  if (broker.device.value_or(device) != device) {
+    throw error{error_kind::invalid_argument,
+                "GPU " + std::to_string(*broker.device) +
+                    " is to be shared (--device, SLUICE_DEVICE), and this process uses GPU " +
+                    std::to_string(device) + "; both must be the same"};
+  }
+}
+
 training_memory::options options_of_job(char const* backend) {
   static std::once_flag once;
   std::call_once(once, [] { telemetry::set_up_logging("sluice-training", "warn"); });
   training_memory::options options;
   options.broker.runtime_dir = environment("SLUICE_RUNTIME_DIR");
   options.broker.backend = backend;
-  if (auto const device = environment("SLUICE_DEVICE"); !device.empty()) {
-    options.broker.device = std::atoi(device.c_str());
-  }
-  options.broker.pool_bytes = std::strtoull(environment("SLUICE_POOL_BYTES").c_str(), nullptr, 10);
+  options.broker.device = number_of<int>("SLUICE_DEVICE", "the number of a GPU, from 0 on");
+  options.broker.pool_bytes =
+      number_of<std::uint64_t>("SLUICE_POOL_BYTES",
+                               "a number of bytes (`sluice run --memory` sets it, from 4GiB)")
+          .value_or(0);
   auto const name = environment("SLUICE_NAME");
   options.kind = environment_says("SLUICE_ROLE", "engine", "training")
                      ? memhandover::client_kind::engine

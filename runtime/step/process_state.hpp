@@ -59,6 +59,8 @@ void bound_run_ahead(process_state& state);
 /// An engine is no job: the server's work holds it as little as its own; rather training is held for what it has the device do.
 [[nodiscard]] bool is_engine(process_state const& state) noexcept;
 
+/// Throws `invalid_argument` if another GPU is named to be shared than the process uses.
+void refuse_other_gpu(memhandover::broker_options const& broker, int device);
 /// What the environment says of this job: its broker and its name. Sets up logging before anything of ours can log,
 /// because standard output belongs to the user's program.
 [[nodiscard]] training_memory::options options_of_job(char const* backend);

@@ -2,24 +2,17 @@
 
 #include <spdlog/spdlog.h>
 
-#include <charconv>
 #include <cstdint>
 
+#include "memhandover/base/numbers.hpp"
 #include "memhandover/base/shared_text.hpp"
 
 namespace sluice::step {
 namespace {
 
-std::optional<std::int64_t> number_in(std::string const& text) {
-  std::int64_t number = 0;
-  auto const [end, failed] = std::from_chars(text.data(), text.data() + text.size(), number);
-  return failed == std::errc{} && end == text.data() + text.size() ? std::optional{number}
-                                                                   : std::nullopt;
-}
-
 std::chrono::seconds timeout_in(std::string const& text) {
   constexpr auto longest = std::chrono::seconds{longest_collective_timeout}.count();
-  auto const found = number_in(text);
+  auto const found = number_in<std::int64_t>(text);
   if (found && *found >= 1 && *found <= longest) {
     return std::chrono::seconds{*found};
   }
@@ -36,7 +29,7 @@ std::chrono::seconds timeout_in(std::string const& text) {
 
 std::optional<std::chrono::nanoseconds> longest_absence(std::string const& ranks,
                                                         std::string const& timeout) {
-  if (number_in(ranks).value_or(1) <= 1) {
+  if (number_in<std::int64_t>(ranks).value_or(1) <= 1) {
     return std::nullopt;
   }
   return std::chrono::nanoseconds{timeout_in(timeout)} / 2;

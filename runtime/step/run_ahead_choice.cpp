@@ -2,9 +2,9 @@
 
 #include <spdlog/spdlog.h>
 
-#include <charconv>
 #include <cstdint>
 
+#include "memhandover/base/numbers.hpp"
 #include "memhandover/base/shared_text.hpp"
 
 namespace sluice::step {
@@ -17,15 +17,14 @@ std::optional<nanoseconds> run_ahead_of_job(std::string const& text) {
     return std::nullopt;
   }
   constexpr auto longest = microseconds{memhandover::longest_run_ahead}.count();
-  std::int64_t wanted = 0;
-  auto const [end, failed] = std::from_chars(text.data(), text.data() + text.size(), wanted);
-  if (failed != std::errc{} || end != text.data() + text.size() || wanted < 1 || wanted > longest) {
+  auto const wanted = number_in<std::int64_t>(text);
+  if (!wanted || *wanted < 1 || *wanted > longest) {
     spdlog::warn(
         "SLUICE_RUN_AHEAD_US is {}, must be a number of microseconds from 1 to {}; it is ignored",
         memhandover::readable_text(text), longest);
     return std::nullopt;
   }
-  return microseconds{wanted};
+  return microseconds{*wanted};
 }
 
 nanoseconds choose_run_ahead(memhandover::ledger_header const& header,

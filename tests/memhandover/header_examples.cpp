@@ -16,6 +16,7 @@
 #include "memhandover/base/bytes.hpp"
 #include "memhandover/base/environment.hpp"
 #include "memhandover/base/error.hpp"
+#include "memhandover/base/numbers.hpp"
 #include "memhandover/base/poll_list.hpp"
 #include "memhandover/base/system_error.hpp"
 #include "memhandover/base/waiting.hpp"
@@ -57,6 +58,11 @@ using std::chrono::steady_clock;
 
 void of_broker_launch(std::string const& dir) {
   auto presence = open_pool({.runtime_dir = dir, .pool_bytes = 4_GiB});
+}
+
+void of_numbers() {
+  number_in<int>("12");
+  number_in<int>("12 s");
 }
 
 void of_bytes() {

@@ -3,13 +3,13 @@
 #include <fmt/format.h>
 
 #include <boost/crc.hpp>
-#include <charconv>
 #include <cmath>
 #include <cstdint>
 #include <nlohmann/json.hpp>
 #include <utility>
 
 #include "memhandover/base/error.hpp"
+#include "memhandover/base/numbers.hpp"
 
 namespace sluice::server {
 namespace {
@@ -229,14 +229,6 @@ std::string_view next_word(std::string_view& line) {
   auto const word = line.substr(0, end);
   line.remove_prefix(std::min(end + 1, line.size()));
   return word;
-}
-
-template <typename Number>
-std::optional<Number> number_in(std::string_view word) {
-  Number value{};
-  auto const [end, failed] = std::from_chars(word.data(), word.data() + word.size(), value);
-  return failed == std::errc{} && end == word.data() + word.size() ? std::optional{value}
-                                                                   : std::nullopt;
 }
 
 std::string_view content_of(std::string_view text) {

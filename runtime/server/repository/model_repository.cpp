@@ -4,7 +4,6 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
-#include <charconv>
 #include <fstream>
 #include <iterator>
 #include <map>
@@ -13,6 +12,7 @@
 #include <utility>
 
 #include "memhandover/base/error.hpp"
+#include "memhandover/base/numbers.hpp"
 #include "runtime/server/inference/datatypes.hpp"
 #include "runtime/server/repository/model_config.hpp"
 
@@ -90,12 +90,7 @@ std::string read_config_file(fs::path const& path) {
 
 /// Triton's rule: digits without a leading zero.
 std::optional<std::uint64_t> version_number(std::string const& name) {
-  std::uint64_t number = 0;
-  auto const [end, status] = std::from_chars(name.data(), name.data() + name.size(), number);
-  if (status != std::errc{} || end != name.data() + name.size() || name.front() == '0') {
-    return std::nullopt;
-  }
-  return number;
+  return name.starts_with('0') ? std::nullopt : number_in<std::uint64_t>(name);
 }
 
 std::vector<std::uint64_t> versions_present(fs::path const& folder) {

@@ -126,12 +126,22 @@ TEST(elastic_calls_on_a_gpu_test, a_range_is_backed_chunk_by_chunk_and_zero_agai
       ASSERT_EQ(sluice_elastic_give_back(space.get(), chunks, 2), SLUICE_OK);
     }
   }
-  ::setenv("SLUICE_DEVICE", "1", 1);
-  EXPECT_EQ(sluice_elastic_join("vllm", 0), nullptr);
-  EXPECT_THAT(
-      sluice_last_error(),
-      HasSubstr("GPU 1 is to be shared (SLUICE_DEVICE), and the memory is wanted on GPU 0"));
-  ::unsetenv("SLUICE_DEVICE");
+  struct wrong {
+    char const* name;
+    char const* value;
+    char const* words;
+  };
+  for (auto const& each :
+       {wrong{"SLUICE_DEVICE", "1",
+              "GPU 1 is to be shared (--device, SLUICE_DEVICE), and this process uses GPU 0; both"},
+        wrong{"SLUICE_DEVICE", "first", "SLUICE_DEVICE is \"first\", must be the number of a GPU"},
+        wrong{"SLUICE_DEVICE", "-1", "SLUICE_DEVICE is \"-1\", must be the number of a GPU"},
+        wrong{"SLUICE_POOL_BYTES", "64MiB", "SLUICE_POOL_BYTES is \"64MiB\", must be a number"}}) {
+    ::setenv(each.name, each.value, 1);
+    EXPECT_EQ(sluice_elastic_join("vllm", 0), nullptr) << each.value;
+    EXPECT_THAT(sluice_last_error(), HasSubstr(each.words));
+    ::unsetenv(each.name);
+  }
   ::unsetenv("SLUICE_RUNTIME_DIR");
 }
 

@@ -1,7 +1,6 @@
 #include "runtime/torch/model/detail/naming.hpp"
 
 #include <algorithm>
-#include <charconv>
 #include <iterator>
 #include <numeric>
 #include <optional>
@@ -9,6 +8,7 @@
 #include <utility>
 
 #include "memhandover/base/error.hpp"
+#include "memhandover/base/numbers.hpp"
 
 namespace sluice::server::detail {
 namespace {
@@ -19,13 +19,7 @@ std::optional<std::size_t> index_in(std::string_view name) {
   if (underscores == std::string_view::npos) {
     return std::nullopt;
   }
-  auto const digits = name.substr(underscores + 2);
-  std::size_t index = 0;
-  auto const [end, failed] = std::from_chars(digits.data(), digits.data() + digits.size(), index);
-  if (failed != std::errc{} || end != digits.data() + digits.size()) {
-    return std::nullopt;
-  }
-  return index;
+  return number_in<std::size_t>(name.substr(underscores + 2));
 }
 
 [[noreturn]] void refuse(std::string const& why) {

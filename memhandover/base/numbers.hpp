@@ -1,0 +1,24 @@
+/// Numbers in texts that come from outside.
+///
+///   number_in<int>("12");    // 12
+///   number_in<int>("12 s");  // nothing
+#pragma once
+
+#include <charconv>
+#include <optional>
+#include <string_view>
+#include <system_error>
+
+namespace sluice {
+
+/// The number that all of `text` is, in decimal digits, with a minus sign where the type has one; nothing if it is something else, or
+/// beyond the type.
+template <typename Number>
+[[nodiscard]] std::optional<Number> number_in(std::string_view text) noexcept {
+  Number value{};
+  auto const* const end = text.data() + text.size();
+  auto const [stop, failed] = std::from_chars(text.data(), end, value);
+  return failed == std::errc{} && stop == end ? std::optional{value} : std::nullopt;
+}
+
+}  // namespace sluice
