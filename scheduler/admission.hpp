@@ -86,6 +86,9 @@ class admission {
   admission(std::size_t models, lines how);
 
   [[nodiscard]] verdict ask(std::size_t model, instant now, instant deadline, sight const& host);
+  /// How long a new one would take to be answered, with what that may vary by; nothing where nobody is before it, or what it takes is
+  /// not known.
+  [[nodiscard]] std::optional<seconds> expected(std::size_t model, instant now, sight const& host);
   /// It waits from now on. Tickets grow.
   void add(std::size_t model, ticket which, instant now, instant deadline, sight const& host);
   /// Nobody waits for it any more, and it is not computed if it has not been begun.

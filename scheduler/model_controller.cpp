@@ -63,6 +63,8 @@ model_controller::model_controller(model_settings const& settings, instant start
       services_(settings.service),
       loads_(settings.load),
       attained_(settings.goal.window, start),
+      kept_(settings.goal.window, start),
+      admitted_(settings.goal.window, start),
       asked_(memory_of(settings.goal), start),
       missed_(memory_of(settings.goal), start),
       idle_timeout_(settings.limits.max_idle),
@@ -144,29 +146,54 @@ void model_controller::set_limits(idle_limits const& limits) {
   has_news_ = true;
 }
 
-model_controller::admission model_controller::on_arrival(instant now, request_mark request) {
+model_controller::admission model_controller::on_arrival(instant now, request_mark request,
+                                                         std::optional<seconds> expected) {
   bool const is_retry = retries_.take(request, now);
   attempts_.count(now);
   if (!is_retry) {
     note_arrival(now);
   }
-  if (admit_share_ >= 1.0) {
+  is_foretold_ = is_foretold_ || expected;
+  bool const admits = expected ? !breaks_promise(now, *expected) : takes_turn();
+  admitted_.add(now, admits);
+  if (admits) {
     return {.is_retry = is_retry};
   }
-  admit_credit_ += admit_share_ * new_share_;
-  if (admit_credit_ >= 1.0) {
-    admit_credit_ -= 1.0;
-    return {.is_retry = is_retry};
-  }
+  auto const retry_after = expected ? *expected - settings_.goal.latency : retry_after_;
   ++refused_;
   note_outcome(now, false, is_retry);
-  retries_.on_refusal(request, now, retry_after_);
-  return {.admitted = false, .retry_after = retry_after_, .is_retry = is_retry};
+  retries_.on_refusal(request, now, retry_after);
+  return {.admitted = false, .retry_after = retry_after, .is_retry = is_retry};
+}
+
+/// Whether it would be late, and too many of those that were admitted have been. Where all are, however few come, it helps nobody.
+bool model_controller::breaks_promise(instant now, seconds expected) {
+  if (!settings_.reject_on_miss || expected <= settings_.goal.latency || !services_.measured() ||
+      explained_ == shortfall::service_too_slow) {
+    return false;
+  }
+  auto const seen = kept_.read(now);
+  auto const late = static_cast<double>(seen.requests - seen.within + 1);
+  return late > (1.0 - required_share_) * static_cast<double>(seen.requests + 1);
+}
+
+/// Of all that ask, a share.
+bool model_controller::takes_turn() {
+  if (admit_share_ >= 1.0) {
+    return true;
+  }
+  admit_credit_ += admit_share_ * new_share_;
+  if (admit_credit_ < 1.0) {
+    return false;
+  }
+  admit_credit_ -= 1.0;
+  return true;
 }
 
 void model_controller::on_service(instant now, seconds service, seconds response, bool is_retry) {
   on_late_service(service);
   bool const within = response <= settings_.goal.latency;
+  kept_.add(now, within);
   note_outcome(now, within, is_retry);
   note_answer(within);
 }
@@ -181,6 +208,7 @@ void model_controller::on_late_service(seconds service) {
 }
 
 void model_controller::on_failure(instant now, bool is_retry) {
+  kept_.add(now, false);
   note_outcome(now, false, is_retry);
   note_answer(false);
 }
@@ -369,7 +397,8 @@ double model_controller::absence_loss(instant now) const noexcept {
 }
 
 shared_model model_controller::demand(instant now) const {
-  return {.arrivals_per_s = rates_.planned(now) * admit_share_, .service = services_.estimate()};
+  return {.arrivals_per_s = rates_.planned(now) * (is_foretold_ ? admitted_share_ : admit_share_),
+          .service = services_.estimate()};
 }
 
 warm_inputs model_controller::inputs(instant now, shared_load const& beside) {
@@ -385,7 +414,7 @@ warm_inputs model_controller::inputs(instant now, shared_load const& beside) {
                  .copies = copies_.of_all(),
                  .resident_parts = settings_.resident_parts,
                  .current_parts = parts_,
-                 .reject_on_miss = settings_.reject_on_miss,
+                 .reject_on_miss = settings_.reject_on_miss && !is_foretold_,
                  .service_measured = services_.measured(),
                  .beside = beside,
                  .missed_share = missed_share(now),
@@ -431,6 +460,7 @@ model_report model_controller::tick(instant now, shared_load const& beside) {
   }
   admit_share_ = report.warm.admit_share;
   retry_after_ = report.warm.retry_after;
+  required_share_ = report.warm.required_share;
   double const attempts = attempts_.per_second(now);
   new_share_ = attempts > 0.0 ? std::min(1.0, rates_.fast(now) / attempts) : 1.0;
   predicted_ = report.warm.chosen.uncorrected;
@@ -447,6 +477,9 @@ void model_controller::observe(instant now, model_report& report) {
   auto const observed = attained_.read(now);
   report.observed_attainment = observed.share();
   report.observed_requests = observed.requests;
+  if (is_foretold_) {
+    report.warm.admit_share = admitted_share_ = admitted_.read(now).share().value_or(1.0);
+  }
   report.half_width = calibration_.half_width();
   report.fast_rate_per_s = rates_.fast(now);
   report.slow_rate_per_s = rates_.slow(now);

@@ -103,9 +103,11 @@ class model_controller {
 
   model_controller(model_settings const& settings, instant start);
 
-  /// A request came in. The answer follows the last tick: of the refused share, every so-many-th is
-  /// refused. `request`: what its client calls it (retries.hpp).
-  [[nodiscard]] admission on_arrival(instant now, request_mark request = 0);
+  /// A request came in. `request`: what its client calls it (retries.hpp). `expected`: how long its answer will take from its arrival,
+  /// where somebody foretells that of each; one that would be late is refused then, where too many of those that were admitted in the
+  /// last window have been. Else the answer follows the last tick: of the refused share, every so-many-th is refused.
+  [[nodiscard]] admission on_arrival(instant now, request_mark request = 0,
+                                     std::optional<seconds> expected = std::nullopt);
   /// A request came in that somebody before has refused: it counts as asked for, and as not within the latency, unless it has been
   /// refused before.
   void on_refused_elsewhere(instant now, request_mark request = 0,
@@ -180,6 +182,8 @@ class model_controller {
   void note_arrival(instant now);
   void note_answer(bool within);
   void note_outcome(instant now, bool within, bool is_retry);
+  [[nodiscard]] bool breaks_promise(instant now, seconds expected);
+  [[nodiscard]] bool takes_turn();
   [[nodiscard]] std::optional<double> missed_share(instant now);
   [[nodiscard]] seconds admission_step() const noexcept;
   void learn_from_answers(instant now);
@@ -199,8 +203,12 @@ class model_controller {
   duration_window services_;
   duration_window loads_;
   attainment_window attained_;
-  decayed_rate asked_;   // over many windows
-  decayed_rate missed_;  // of those
+  attainment_window kept_;      // of those that were admitted
+  attainment_window admitted_;  // of all tries
+  double admitted_share_ = 1.0, required_share_ = 1.0;
+  bool is_foretold_ = false;  // when each answer will come
+  decayed_rate asked_;        // over many windows
+  decayed_rate missed_;       // of those
   seconds handover_total_{0.0};
   seconds handover_{0.0};  // of loads whose memory was not free
   double handovers_ = 0.0;

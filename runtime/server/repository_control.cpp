@@ -277,11 +277,13 @@ remote_executor::orders repository_control::orders_of(state const& of) const {
                                        {"version", each.is.entry.version},
                                        {"stamp", each.stamp},
                                        {"is_retired", each.is_retired}});
-    made.models.push_back({.name = name,
-                           .version = each.is.entry.version,
-                           .max_queue = each.is.wanted.max_queue,
-                           .queue_timeout = limit,
-                           .is_retired = each.is_retired});
+    made.models.push_back(
+        {.name = name,
+         .version = each.is.entry.version,
+         .max_queue = each.is.wanted.max_queue,
+         .queue_timeout = limit,
+         .is_retired = each.is_retired,
+         .foretells = each.is.wanted.on_miss_predicted == policy::miss_action::reject});
   }
   for (auto const& each : of.unservable) {
     if (each.is_wanted) {

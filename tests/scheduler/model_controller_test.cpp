@@ -26,6 +26,7 @@ class simulated_server {
     double switches_per_s = 0.0;
     double service_s = 0.1;  // mean, exponential
     double load_s = 1.0;     // constant
+    bool foretells = false;  // when an answer will come, with two deviations
   };
   struct totals {
     int requests = 0;
@@ -94,7 +95,11 @@ class simulated_server {
     deliver_until(now_);
     ++t.requests;
     t.predicted_sum += report_.warm.chosen.attainment;
-    if (!model_.on_arrival(at(now_)).admitted) {
+    auto const expected =
+        how_.foretells
+            ? std::optional{seconds{std::max(0.0, free_at_ - now_) + 3.0 * how_.service_s}}
+            : std::nullopt;
+    if (!model_.on_arrival(at(now_), 0, expected).admitted) {
       ++t.refused;
       return;
     }
@@ -192,6 +197,60 @@ TEST(model_controller, refuses_the_excess_of_an_overload_so_that_the_rest_is_in_
   EXPECT_GT(t.refused, t.requests / 3);
   EXPECT_GT(admitted / 1700.0, 8.0);  // it still does most of what one server can do in time
   EXPECT_GE(t.within / admitted, 0.9);
+}
+
+TEST(model_controller, refuses_only_what_would_be_late_where_that_is_foretold) {
+  model_settings s = settings(0.9, 0.5);
+  s.reject_on_miss = true;
+  simulated_server server{
+      s,
+      {.calm_rate = 30.0, .burst_rate = 30.0, .service_s = 0.05, .load_s = 0.2, .foretells = true}};
+  (void)server.run_until(300.0);
+  auto const t = server.run_until(2000.0);
+  double const admitted = t.requests - t.refused;
+  EXPECT_GE(t.within / admitted, 0.9);
+  EXPECT_GT(t.within / 1700.0, 17.0);  // of twenty that one server can do
+  EXPECT_NEAR(server.report().warm.admit_share, admitted / t.requests, 0.05);
+}
+
+TEST(model_controller, lets_as_many_be_late_as_it_may) {
+  model_settings s = settings(0.9, 0.5);
+  s.reject_on_miss = true;
+  model_controller model{s, at(0.0)};
+  double now = 0.0;
+  auto const answers = [&](int count, double response_s) {
+    for (int i = 0; i < count; ++i, now += 0.1) {
+      ASSERT_TRUE(model.on_arrival(at(now), 0, seconds{0.1}).admitted);
+      model.on_service(at(now), seconds{0.02}, seconds{response_s});
+    }
+    (void)model.tick(at(now));
+  };
+  auto const admits = [&](double expected_s) {
+    return model.on_arrival(at(now), 0, seconds{expected_s});
+  };
+  answers(200, 0.1);
+  EXPECT_TRUE(admits(5.0).admitted);
+  answers(30, 0.6);
+  auto const refused = admits(0.75);
+  EXPECT_FALSE(refused.admitted);
+  EXPECT_NEAR(refused.retry_after.count(), 0.25, 1e-9);
+  EXPECT_TRUE(admits(0.5).admitted);
+  answers(400, 0.1);
+  EXPECT_TRUE(admits(5.0).admitted);
+  s.reject_on_miss = false;
+  model = model_controller{s, at(now)};
+  answers(100, 0.6);
+  EXPECT_TRUE(admits(5.0).admitted);
+}
+
+TEST(model_controller, refuses_nobody_where_all_are_late_however_few_come) {
+  model_settings s = settings(0.9, 0.5);
+  s.reject_on_miss = true;
+  simulated_server server{
+      s, {.calm_rate = 0.2, .burst_rate = 0.2, .service_s = 2.0, .load_s = 0.2, .foretells = true}};
+  (void)server.run_until(1000.0);
+  EXPECT_EQ(server.report().warm.reason, shortfall::service_too_slow);
+  EXPECT_EQ(server.run_until(2000.0).refused, 0);
 }
 
 TEST(model_controller, queues_an_overload_where_the_policy_says_so) {

@@ -190,10 +190,11 @@ kept_pool* pool_set::find_or_begin(nlohmann::json const& body) {
   if (made.failed) {
     auto text = "there can be no pool of device " + std::to_string(wish.device) + ": " +
                 made.failed->what();
-    if (auto* const first = find("", std::nullopt)) {
-      text += "; the first pool in " + options_.runtime_dir + " has the backend " +
-              to_string(first->view().shape().backend);
-      text += any_backend(wish.backend) ? "" : ", not " + wish.backend;
+    auto* const first = find("", std::nullopt);
+    std::string const other = first != nullptr ? to_string(first->view().shape().backend) : "";
+    if (!other.empty() && !any_backend(wish.backend) && wish.backend != other) {
+      text += "; the first pool in " + options_.runtime_dir + " has the backend " + other +
+              ", not " + wish.backend;
     }
     throw error{made.failed->kind(), text};
   }

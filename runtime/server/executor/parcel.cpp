@@ -289,6 +289,7 @@ parcel wrap(infer_request const& request) {
                          request.arrival
                              ? std::chrono::nanoseconds{request.arrival->time_since_epoch()}.count()
                              : no_time});
+  put_number(fields, std::int64_t{request.expected ? request.expected->count() : no_time});
   put_text(fields, request.model);
   put_text(fields, request.version);
   put_number(fields, static_cast<std::uint32_t>(request.outputs.size()));
@@ -345,6 +346,9 @@ infer_request unwrap_request(memhandover::message const& message) {
   }
   if (auto const arrival = fields.number<std::int64_t>(); arrival != no_time) {
     made.arrival = steady_clock::time_point{std::chrono::nanoseconds{arrival}};
+  }
+  if (auto const expected = fields.number<std::int64_t>(); expected != no_time) {
+    made.expected = std::chrono::nanoseconds{expected};
   }
   made.model = fields.text();
   made.version = fields.text();

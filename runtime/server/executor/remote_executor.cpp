@@ -20,6 +20,7 @@ using memhandover::unique_fd;
 using nlohmann::json;
 using std::chrono::ceil;
 using std::chrono::milliseconds;
+using std::chrono::nanoseconds;
 using namespace std::chrono_literals;
 
 constexpr milliseconds status_patience{1000};
@@ -172,6 +173,7 @@ request_ticket remote_executor::impl::submit(model_index model, infer_request re
   request.arrival = arrival;
   request.mark = scheduler::retries::mark_of(request.id);
   auto const mark = request.mark;
+  request.expected = foretell(model, arrival, now);
   auto id = std::exchange(request.id, {});
   detail::pending_request made{model, wrap(request), std::move(id), std::move(done), arrival, {}};
   made.request.place = model;
@@ -405,6 +407,18 @@ std::optional<error> remote_executor::impl::refuse_late(model_index model, clock
                            orders_.models[model].name, verdict.predicted.count(),
                            seconds{deadline - now}.count(), verdict.retry_after.count()),
                ceil<milliseconds>(verdict.retry_after)};
+}
+
+/// It is said before the request is written down, which takes longer than others are to wait for.
+std::optional<nanoseconds> remote_executor::impl::foretell(model_index model,
+                                                           clock::time_point arrival,
+                                                           clock::time_point now) {
+  std::lock_guard const lock{mutex_};
+  if (phase_ != phase::serving || !orders_.models.at(model).foretells) {
+    return std::nullopt;
+  }
+  auto const rest = admission_.expected(model, now, host_).value_or(scheduler::seconds{0.0});
+  return now - arrival + std::chrono::duration_cast<nanoseconds>(rest);
 }
 
 std::optional<scheduler::instant> remote_executor::impl::computed_since(

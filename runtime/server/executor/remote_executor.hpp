@@ -52,6 +52,7 @@ class remote_executor final : public model_executor {
     std::size_t max_queue = 64;
     std::chrono::milliseconds queue_timeout{30'000};
     bool is_retired = false;  ///< it takes no more requests
+    bool foretells = false;   ///< of each request it is said when its answer is expected
   };
   /// What is served, by place.
   struct orders {

@@ -276,19 +276,25 @@ request_ticket model_host::impl::submit(model_index model, infer_request request
   ++wanted.queue;
   auto const mark =
       made.request.mark != 0 ? made.request.mark : scheduler::retries::mark_of(made.request.id);
-  auto const admission = wanted.controller.on_arrival(now, mark);
+  auto const& expected = made.request.expected;
+  auto const admission = wanted.controller.on_arrival(now, mark, expected);
   made.is_retry = admission.is_retry;
   if (stopping_) {
     refuse(std::move(made), shutting_down());
   } else if (wanted.is_retired) {
     refuse(std::move(made), not_served(wanted.is.name));
   } else if (!admission.admitted) {
-    refuse(std::move(made),
-           {error_kind::unavailable,
-            fmt::format("model '{}' would miss its latency target at this rate of requests; try "
-                        "again in {:.1f} s",
-                        wanted.is.name, admission.retry_after.count()),
-            std::chrono::ceil<milliseconds>(admission.retry_after)});
+    auto const why =
+        expected
+            ? fmt::format(
+                  "would answer after {:.3f} s, since others come before, where its "
+                  "latency target is {:.3f} s",
+                  scheduler::seconds{*expected}.count(), wanted.is.scheduling.goal.latency.count())
+            : std::string{"would miss its latency target at this rate of requests"};
+    refuse(std::move(made), {error_kind::unavailable,
+                             fmt::format("model '{}' {}; try again in {:.1f} s", wanted.is.name,
+                                         why, admission.retry_after.count()),
+                             std::chrono::ceil<milliseconds>(admission.retry_after)});
   } else if (made.deadline <= now) {
     wanted.controller.on_failure(now, made.is_retry);
     refuse(std::move(made),

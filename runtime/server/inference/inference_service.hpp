@@ -92,6 +92,8 @@ struct infer_request {
   request_ticket ticket = 0;  ///< which the caller has chosen for it; 0: the service chooses one
   std::uint64_t mark =
       0;  ///< stands for its id where that does not go along (scheduler/retries.hpp)
+  /// How long its answer will take from `arrival`, as whoever has it before the service expects; nothing: it is not foretold.
+  std::optional<std::chrono::nanoseconds> expected = std::nullopt;
 };
 
 /// When a request's time is over that came at `arrival`, and may take as long as its `timeout` says, but no longer than `most`.

@@ -71,6 +71,7 @@ TEST_F(a_parcel, brings_a_request_as_it_was_but_for_its_id) {
   sent.arrival = std::chrono::steady_clock::now();
   sent.ticket = 99;
   sent.mark = 7;
+  sent.expected = 123ms;
   sent.priority = 3;
   sent.is_alone = true;
   sent.is_suspect = true;
@@ -83,6 +84,7 @@ TEST_F(a_parcel, brings_a_request_as_it_was_but_for_its_id) {
   EXPECT_EQ(seen.arrival, sent.arrival);
   EXPECT_EQ(seen.ticket, sent.ticket);
   EXPECT_EQ(seen.mark, sent.mark);
+  EXPECT_EQ(seen.expected, sent.expected);
   EXPECT_EQ(seen.priority, sent.priority);
   EXPECT_TRUE(seen.is_alone);
   EXPECT_TRUE(seen.is_suspect);

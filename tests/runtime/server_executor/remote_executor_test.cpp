@@ -355,6 +355,28 @@ TEST_F(a_remote_executor, refuses_at_once_what_could_not_be_answered_in_time) {
   EXPECT_EQ(seen[sum]["refused"], 0);
 }
 
+TEST_F(a_remote_executor, foretells_when_answers_come_where_those_that_are_late_are_refused) {
+  options_.first.settings["rejects"] = true;
+  options_.first.models[other].foretells = true;
+  start();
+  for (std::size_t i = 0; i < 30; ++i) {
+    ASSERT_FALSE(failure_of(ask(other, 0)));
+  }
+  for (std::size_t i = 0; i < 5; ++i) {  // so many in a row are a change
+    ASSERT_FALSE(failure_of(ask(other, static_cast<std::int64_t>(mischief::take_time))));
+  }
+  EXPECT_FALSE(failure_of(ask(other, 0))) << "nobody was before it";
+  send(other, static_cast<std::int64_t>(mischief::hang), 8);
+  auto const before = answers_.wait_for(0).size();
+  send(other, 0, 9);
+  auto const refused = answers_.wait_for(before + 1).back();
+  EXPECT_EQ(refused.first, 9);
+  ASSERT_EQ(failure_of(refused.second), error_kind::unavailable);
+  EXPECT_THAT(std::get<error>(refused.second).what(),
+              HasSubstr("since others come before, where its latency target is 0.300 s"));
+  EXPECT_TRUE(std::get<error>(refused.second).retry_after());
+}
+
 TEST_F(a_remote_executor, that_computes_one_by_one_refuses_what_waits_for_other_models) {
   options_.one_by_one = true;
   start();

@@ -3,8 +3,10 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstdlib>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -21,10 +23,12 @@ enum class mischief : std::int64_t {
   raise = 4,
   large = 5,
   end_without_a_word = 6,
+  take_time = 7,  ///< 200 ms, and answer
   hang_in_the_first_process = 101,
   break_device = 102
 };
 
+inline constexpr std::chrono::milliseconds time_taken{200};
 inline constexpr std::size_t large_answer = std::size_t{1} << 20U;
 inline constexpr int exit_code_of_mischief = 42;
 
@@ -53,6 +57,9 @@ class rogue_model final : public hosted_model {
         for (;;) {
           ::pause();
         }
+      case mischief::take_time:
+        std::this_thread::sleep_for(time_taken);
+        return {number("same", wanted)};
       case mischief::exit:
         std::exit(exit_code_of_mischief);
       case mischief::end_without_a_word:

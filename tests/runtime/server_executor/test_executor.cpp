@@ -53,6 +53,10 @@ served_model prepare(nlohmann::json const& kind, std::size_t place, executor_ord
     made.model = std::make_unique<rogue_model>(orders.is_first);
   }
   made.scheduling.goal.latency = scheduler::seconds{0.1};
+  if (orders.settings.contains("rejects")) {
+    made.scheduling.reject_on_miss = true;
+    made.scheduling.goal.latency = 1.5 * time_taken;
+  }
   made.scheduling.limits = {scheduler::seconds{1e6}, scheduler::seconds{1e6}};
   return made;
 }

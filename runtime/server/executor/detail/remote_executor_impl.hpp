@@ -111,6 +111,9 @@ class remote_executor::impl {
   /// Where it could not be answered in time (scheduler/admission.hpp).
   [[nodiscard]] std::optional<error> refuse_late(model_index model, clock::time_point now,
                                                  clock::time_point deadline);
+  [[nodiscard]] std::optional<std::chrono::nanoseconds> foretell(model_index model,
+                                                                 clock::time_point arrival,
+                                                                 clock::time_point now);
   [[nodiscard]] std::optional<scheduler::instant> computed_since(request_ticket which) const;
   void refuse_cancelled(detail::refusals& into);
   void send(detail::outgoing what);
