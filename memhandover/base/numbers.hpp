@@ -1,7 +1,7 @@
 /// Numbers in texts that come from outside.
 ///
-///   number_in<int>("12");    // 12
-///   number_in<int>("12 s");  // nothing
+///   parse_number<int>("12");    // 12
+///   parse_number<int>("12 s");  // nothing
 #pragma once
 
 #include <charconv>
@@ -14,7 +14,7 @@ namespace sluice {
 /// The number that all of `text` is, in decimal digits, with a minus sign where the type has one; nothing if it is something else, or
 /// beyond the type.
 template <typename Number>
-[[nodiscard]] std::optional<Number> number_in(std::string_view text) noexcept {
+[[nodiscard]] std::optional<Number> parse_number(std::string_view text) noexcept {
   Number value{};
   auto const* const end = text.data() + text.size();
   auto const [stop, failed] = std::from_chars(text.data(), end, value);

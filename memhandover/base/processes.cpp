@@ -60,7 +60,7 @@ bool holds_write_end(fs::path const& descriptors, std::string const& link) {
 }  // namespace
 
 std::optional<int> pid_of(fs::path const& folder) {
-  return number_in<int>(folder.filename().string());
+  return parse_number<int>(folder.filename().string());
 }
 
 process_identity this_process() {

@@ -42,7 +42,7 @@ std::int64_t number_of(char const* name, std::int64_t otherwise, char const* uni
   if (text.empty()) {
     return otherwise;
   }
-  auto const count = number_in<std::int64_t>(text);
+  auto const count = parse_number<std::int64_t>(text);
   if (!count || *count < 0 || *count > most) {
     throw error{error_kind::invalid_argument, std::string{name} + " is " + readable_text(text) +
                                                   ", must be a number of " + unit + ", at most " +

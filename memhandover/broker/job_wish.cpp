@@ -39,13 +39,13 @@ job_wish job_wish_in(std::string const& rank, std::string const& least) {
   }
   if (!least.empty() && least.back() == '%') {
     constexpr double all = 100;
-    auto const percent = number_in<double>(std::string_view{least}.substr(0, least.size() - 1));
+    auto const percent = parse_number<double>(std::string_view{least}.substr(0, least.size() - 1));
     if (!percent || !(*percent >= 0 && *percent <= all)) {
       refuse_least(least);
     }
     wish.least_ppm = static_cast<std::uint32_t>(std::lround(*percent / all * whole_in_ppm));
   } else if (!least.empty()) {
-    auto const bytes = number_in<std::uint64_t>(least);
+    auto const bytes = parse_number<std::uint64_t>(least);
     if (!bytes) {
       refuse_least(least);
     }

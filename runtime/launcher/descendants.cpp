@@ -49,7 +49,7 @@ std::vector<pid_t> children_of_this_process() {
   }
   auto const self = ::getpid();
   while (auto const* entry = ::readdir(folder.get())) {
-    auto const pid = number_in<pid_t>(entry->d_name);
+    auto const pid = parse_number<pid_t>(entry->d_name);
     if (pid && parent_of(*pid) == self) {
       result.push_back(*pid);
     }

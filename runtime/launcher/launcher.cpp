@@ -33,7 +33,7 @@ std::optional<Number> number_of(environment const& env, char const* name) {
   if (!text || text->empty()) {
     return std::nullopt;
   }
-  auto const value = number_in<Number>(*text);
+  auto const value = parse_number<Number>(*text);
   if (!value || *value < Number{}) {
     throw error{error_kind::invalid_argument,
                 fmt::format("{} is {}, must be a whole number; correct or unset it", name,

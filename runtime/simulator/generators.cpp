@@ -67,7 +67,7 @@ class process_parameters {
     for (auto rest = text.substr(equals + 1);;) {
       auto const slash = rest.find('/');
       auto const word = rest.substr(0, slash);
-      auto const value = number_in<double>(word);
+      auto const value = parse_number<double>(word);
       if (!value || !std::isfinite(*value)) {
         refuse(fmt::format("'{}' in '{}' of {} is no number", word, text, process_));
       }

@@ -5,12 +5,15 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <deque>
+#include <functional>
 #include <limits>
 #include <string_view>
 #include <utility>
 
 #include "memhandover/base/error.hpp"
 #include "runtime/policy/units.hpp"
+#include "scheduler/admission.hpp"
 #include "scheduler/agenda.hpp"
 #include "scheduler/device_demands.hpp"
 #include "scheduler/joint_keeping.hpp"
@@ -26,6 +29,35 @@ scheduler::instant at(double now_s) {
 
 // Finer parts than that would gain little: a cold start is in time or not by a part of a load at most.
 constexpr unsigned most_parts = 16;
+
+/// As the server's front has it: when a new request of a device would be answered, by those that it has.
+class foresight {
+ public:
+  /// `is_warm`: of the device's models, by place.
+  foresight(std::size_t models, unsigned parallel, std::function<bool(std::size_t)> is_warm)
+      : line_(models, parallel == 1 ? scheduler::admission::lines::one_for_all
+                                    : scheduler::admission::lines::one_for_each_model),
+        seen_{.is_warm = std::move(is_warm), .computed_since = [](auto) { return std::nullopt; }},
+        waiting_(models) {}
+
+  [[nodiscard]] scheduler::seconds expected(std::size_t model, double now_s) {
+    return line_.expected(model, at(now_s), seen_).value_or(scheduler::seconds{0.0});
+  }
+  void add(std::size_t model, double now_s) {
+    waiting_[model].push_back(++last_);
+    line_.add(model, last_, at(now_s), at(never), seen_);
+  }
+  void on_answer(std::size_t model, double now_s) {
+    line_.on_answer(model, waiting_[model].front(), at(now_s));
+    waiting_[model].pop_front();
+  }
+
+ private:
+  scheduler::admission line_;
+  scheduler::admission::sight seen_;
+  std::vector<std::deque<scheduler::admission::ticket>> waiting_;
+  scheduler::admission::ticket last_ = 0;
+};
 
 class scheduled_keeping final : public keeping {
  public:
@@ -67,10 +99,21 @@ class scheduled_keeping final : public keeping {
       devices_[model.device].models.push_back(number);
       decide(number, at(0.0));
     }
+    for (std::size_t d = 0; d < (of.refuse ? devices_.size() : 0); ++d) {
+      foresights_.emplace_back(
+          devices_[d].models.size(), of.parallel,
+          [this, d](std::size_t place) { return !is_cold_[devices_[d].models[place]]; });
+    }
   }
 
   admission on_arrival(model_number model, double now_s, std::uint64_t number) override {
-    auto const made = controllers_[model].on_arrival(at(now_s), number + 1);
+    auto* const front = foresight_of(model);
+    auto const made = controllers_[model].on_arrival(
+        at(now_s), number + 1,
+        front != nullptr ? std::optional{front->expected(places_[model], now_s)} : std::nullopt);
+    if (front != nullptr && made.admitted) {
+      front->add(places_[model], now_s);
+    }
     note(model);
     return {made.admitted, made.is_retry, made.retry_after.count()};
   }
@@ -86,6 +129,9 @@ class scheduled_keeping final : public keeping {
     controllers_[model].on_service(at(now_s), scheduler::seconds{service_s},
                                    scheduler::seconds{response_s}, is_retry);
     devices_[models_[model].device].demands.add(at(now_s), scheduler::seconds{service_s});
+    if (auto* const front = foresight_of(model)) {
+      front->on_answer(places_[model], now_s);
+    }
     note(model);
   }
   double tick_s() const override { return tick_length.count(); }
@@ -137,6 +183,9 @@ class scheduled_keeping final : public keeping {
   }
 
  private:
+  [[nodiscard]] foresight* foresight_of(model_number model) {
+    return foresights_.empty() ? nullptr : &foresights_[models_[model].device];
+  }
   void note(model_number model) {
     if (controllers_[model].has_news()) {
       agenda_.want(model);
@@ -249,6 +298,7 @@ class scheduled_keeping final : public keeping {
   std::vector<scheduler::cold_model> cold_;                     ///< what each would be if it was
   std::vector<bool> is_cold_ = std::vector<bool>(models_.size(), true);
   std::vector<device_state> devices_;
+  std::vector<foresight> foresights_;  ///< by device, where requests are refused
 };
 
 class fixed_keeping final : public keeping {

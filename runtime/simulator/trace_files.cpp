@@ -36,7 +36,7 @@ struct trace_line {
 };
 
 double number_of(std::string_view text, char const* what, trace_line const& at) {
-  auto const value = number_in<double>(text);
+  auto const value = parse_number<double>(text);
   if (!value || !std::isfinite(*value)) {
     at.refuse(fmt::format("{} is '{}', must be a number such as 12.5", what, text));
   }

@@ -33,7 +33,7 @@ std::atomic<bool> in_child{false};
 template <typename Number>
 std::optional<Number> number_of(char const* name, char const* kind) {
   auto const text = environment(name);
-  auto const number = number_in<Number>(text);
+  auto const number = parse_number<Number>(text);
   if (!text.empty() && (!number || *number < Number{})) {
     throw error{error_kind::invalid_argument, std::string{name} + " is \"" +
                                                   memhandover::readable_text(text) +

@@ -12,7 +12,7 @@ namespace {
 
 std::chrono::seconds timeout_in(std::string const& text) {
   constexpr auto longest = std::chrono::seconds{longest_collective_timeout}.count();
-  auto const found = number_in<std::int64_t>(text);
+  auto const found = parse_number<std::int64_t>(text);
   if (found && *found >= 1 && *found <= longest) {
     return std::chrono::seconds{*found};
   }
@@ -29,7 +29,7 @@ std::chrono::seconds timeout_in(std::string const& text) {
 
 std::optional<std::chrono::nanoseconds> longest_absence(std::string const& ranks,
                                                         std::string const& timeout) {
-  if (number_in<std::int64_t>(ranks).value_or(1) <= 1) {
+  if (parse_number<std::int64_t>(ranks).value_or(1) <= 1) {
     return std::nullopt;
   }
   return std::chrono::nanoseconds{timeout_in(timeout)} / 2;

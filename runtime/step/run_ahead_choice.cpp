@@ -17,7 +17,7 @@ std::optional<nanoseconds> run_ahead_of_job(std::string const& text) {
     return std::nullopt;
   }
   constexpr auto longest = microseconds{memhandover::longest_run_ahead}.count();
-  auto const wanted = number_in<std::int64_t>(text);
+  auto const wanted = parse_number<std::int64_t>(text);
   if (!wanted || *wanted < 1 || *wanted > longest) {
     spdlog::warn(
         "SLUICE_RUN_AHEAD_US is {}, must be a number of microseconds from 1 to {}; it is ignored",

@@ -61,8 +61,8 @@ void of_broker_launch(std::string const& dir) {
 }
 
 void of_numbers() {
-  number_in<int>("12");
-  number_in<int>("12 s");
+  parse_number<int>("12");
+  parse_number<int>("12 s");
 }
 
 void of_bytes() {

@@ -237,7 +237,7 @@ std::string_view content_of(std::string_view text) {
   if (end == std::string_view::npos || next_word(line) != form) {
     throw damaged(fmt::format("it does not begin as one of '{}'", form));
   }
-  auto const written = number_in<unsigned>(next_word(line));
+  auto const written = parse_number<unsigned>(next_word(line));
   if (written != version) {
     throw damaged(written ? fmt::format("it is of version {}, and this server reads version {}",
                                         *written, version)
@@ -246,7 +246,7 @@ std::string_view content_of(std::string_view text) {
   bool const has_sum = next_word(line) == "crc32";
   auto const sum = next_word(line);
   bool const has_length = next_word(line) == "bytes";
-  auto const length = number_in<std::size_t>(next_word(line));
+  auto const length = parse_number<std::size_t>(next_word(line));
   auto const content = text.substr(end + 1);
   if (!has_sum || !has_length || !length || !line.empty()) {
     throw damaged("its first line is damaged");

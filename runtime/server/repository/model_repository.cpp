@@ -90,7 +90,7 @@ std::string read_config_file(fs::path const& path) {
 
 /// Triton's rule: digits without a leading zero.
 std::optional<std::uint64_t> version_number(std::string const& name) {
-  return name.starts_with('0') ? std::nullopt : number_in<std::uint64_t>(name);
+  return name.starts_with('0') ? std::nullopt : parse_number<std::uint64_t>(name);
 }
 
 std::vector<std::uint64_t> versions_present(fs::path const& folder) {

@@ -19,7 +19,7 @@ std::optional<std::size_t> index_in(std::string_view name) {
   if (underscores == std::string_view::npos) {
     return std::nullopt;
   }
-  return number_in<std::size_t>(name.substr(underscores + 2));
+  return parse_number<std::size_t>(name.substr(underscores + 2));
 }
 
 [[noreturn]] void refuse(std::string const& why) {
