@@ -64,6 +64,7 @@ model_controller::model_controller(model_settings const& settings, instant start
       loads_(settings.load),
       attained_(settings.goal.window, start),
       kept_(settings.goal.window, start),
+      foretold_(settings.goal.window, start),
       admitted_(settings.goal.window, start),
       asked_(memory_of(settings.goal), start),
       missed_(memory_of(settings.goal), start),
@@ -134,7 +135,8 @@ void model_controller::on_refused_elsewhere(instant now, request_mark request,
 
 void model_controller::on_turned_away(instant now, bool is_retry, request_mark request,
                                       seconds retry_after) {
-  on_failure(now, is_retry);
+  note_outcome(now, false, is_retry);
+  note_answer(false);
   retries_.on_refusal(request, now, retry_after);
 }
 
@@ -157,6 +159,9 @@ model_controller::admission model_controller::on_arrival(instant now, request_ma
   bool const admits = expected ? !breaks_promise(now, *expected) : takes_turn();
   admitted_.add(now, admits);
   if (admits) {
+    if (expected) {
+      foretold_.add(now, *expected <= settings_.goal.latency);
+    }
     return {.is_retry = is_retry};
   }
   auto const retry_after = expected ? *expected - settings_.goal.latency : retry_after_;
@@ -166,15 +171,17 @@ model_controller::admission model_controller::on_arrival(instant now, request_ma
   return {.admitted = false, .retry_after = retry_after, .is_retry = is_retry};
 }
 
-/// Whether it would be late, and too many of those that were admitted have been. Where all are, however few come, it helps nobody.
+/// Whether it would be late, and too many of those that were admitted have been, or will be.
 bool model_controller::breaks_promise(instant now, seconds expected) {
-  if (!settings_.reject_on_miss || expected <= settings_.goal.latency || !services_.measured() ||
-      explained_ == shortfall::service_too_slow) {
+  if (!settings_.reject_on_miss || expected <= settings_.goal.latency || !helps_others_) {
     return false;
   }
-  auto const seen = kept_.read(now);
-  auto const late = static_cast<double>(seen.requests - seen.within + 1);
-  return late > (1.0 - required_share_) * static_cast<double>(seen.requests + 1);
+  auto const is_spent = [&](attainment_window& window) {
+    auto const seen = window.read(now);
+    auto const late = static_cast<double>(seen.requests - seen.within + 1);
+    return late > (1.0 - required_share_) * static_cast<double>(seen.requests + 1);
+  };
+  return is_spent(kept_) || is_spent(foretold_);
 }
 
 /// Of all that ask, a share.
@@ -224,6 +231,9 @@ void model_controller::note_answer(bool within) {
 }
 
 void model_controller::learn_from_answers(instant now) {
+  if (is_foretold_ && admitted_share_ < 1.0) {  // what is predicted is of all, and these are chosen
+    answers_ = answers_within_ = 0;
+  }
   calibration_.add(now - learned_, answers_, answers_within_, predicted_);
   learned_ = std::max(learned_, now);
   answers_ = answers_within_ = 0;
@@ -461,6 +471,7 @@ model_report model_controller::tick(instant now, shared_load const& beside) {
   admit_share_ = report.warm.admit_share;
   retry_after_ = report.warm.retry_after;
   required_share_ = report.warm.required_share;
+  helps_others_ = services_.measured() && in.service.cdf(settings_.goal.latency) >= required_share_;
   double const attempts = attempts_.per_second(now);
   new_share_ = attempts > 0.0 ? std::min(1.0, rates_.fast(now) / attempts) : 1.0;
   predicted_ = report.warm.chosen.uncorrected;

@@ -204,11 +204,13 @@ class model_controller {
   duration_window loads_;
   attainment_window attained_;
   attainment_window kept_;      // of those that were admitted
+  attainment_window foretold_;  // the same, when they came
   attainment_window admitted_;  // of all tries
   double admitted_share_ = 1.0, required_share_ = 1.0;
-  bool is_foretold_ = false;  // when each answer will come
-  decayed_rate asked_;        // over many windows
-  decayed_rate missed_;       // of those
+  bool is_foretold_ = false;   // when each answer will come
+  bool helps_others_ = false;  // to refuse one: by itself a request is in time
+  decayed_rate asked_;         // over many windows
+  decayed_rate missed_;        // of those
   seconds handover_total_{0.0};
   seconds handover_{0.0};  // of loads whose memory was not free
   double handovers_ = 0.0;

@@ -266,6 +266,12 @@ void repository_control::carry_out(state const& next) {
   }
 }
 
+/// Where some go before others it is not known what is before one.
+bool repository_control::is_foretold(chosen_model const& model) {
+  return model.wanted.on_miss_predicted == policy::miss_action::reject &&
+         model.entry.batching.priority_levels == 0;
+}
+
 remote_executor::orders repository_control::orders_of(state const& of) const {
   remote_executor::orders made{.settings = how_.settings, .policy = of.text, .models = {}};
   made.settings["models"] = json::array();
@@ -277,13 +283,12 @@ remote_executor::orders repository_control::orders_of(state const& of) const {
                                        {"version", each.is.entry.version},
                                        {"stamp", each.stamp},
                                        {"is_retired", each.is_retired}});
-    made.models.push_back(
-        {.name = name,
-         .version = each.is.entry.version,
-         .max_queue = each.is.wanted.max_queue,
-         .queue_timeout = limit,
-         .is_retired = each.is_retired,
-         .foretells = each.is.wanted.on_miss_predicted == policy::miss_action::reject});
+    made.models.push_back({.name = name,
+                           .version = each.is.entry.version,
+                           .max_queue = each.is.wanted.max_queue,
+                           .queue_timeout = limit,
+                           .is_retired = each.is_retired,
+                           .foretells = is_foretold(each.is)});
   }
   for (auto const& each : of.unservable) {
     if (each.is_wanted) {

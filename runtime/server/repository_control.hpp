@@ -83,6 +83,7 @@ class repository_control final : public model_loader {
   /// Has the executor, the service and this object go over to it. Throws `unavailable` if the server ends meanwhile.
   void go_over_to(state next);
   void carry_out(state const& next);
+  [[nodiscard]] static bool is_foretold(chosen_model const& model);
   [[nodiscard]] remote_executor::orders orders_of(state const& of) const;
   [[nodiscard]] static std::vector<offered_model> offered_of(state const& of);
   [[nodiscard]] std::vector<unservable_model> unservable_of(state const& of) const;

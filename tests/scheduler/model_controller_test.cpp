@@ -243,14 +243,62 @@ TEST(model_controller, lets_as_many_be_late_as_it_may) {
   EXPECT_TRUE(admits(5.0).admitted);
 }
 
-TEST(model_controller, refuses_nobody_where_all_are_late_however_few_come) {
+TEST(model_controller, lets_no_more_be_late_in_a_burst_before_its_first_answer) {
+  model_settings s = settings(0.9, 0.5);
+  s.reject_on_miss = true;
+  model_controller model{s, at(0.0)};
+  double now = 0.0;
+  for (int i = 0; i < 100; ++i, now += 0.1) {
+    ASSERT_TRUE(model.on_arrival(at(now), 0, seconds{0.1}).admitted);
+    model.on_service(at(now), seconds{0.05}, seconds{0.1});
+  }
+  (void)model.tick(at(now));
+  int late = 0;
+  for (int i = 0; i < 200; ++i) {
+    late += model.on_arrival(at(now), 0, seconds{1.0}).admitted ? 1 : 0;
+  }
+  EXPECT_GT(late, 3);
+  EXPECT_LE(late, 12);
+}
+
+TEST(model_controller, counts_who_is_turned_away_not_among_those_that_it_has_admitted) {
+  model_settings s = settings(0.9, 0.5);
+  s.reject_on_miss = true;
+  model_controller model{s, at(0.0)};
+  double now = 0.0;
+  for (int i = 0; i < 100; ++i, now += 0.1) {
+    ASSERT_TRUE(model.on_arrival(at(now), 0, seconds{0.1}).admitted);
+    model.on_service(at(now), seconds{0.05}, seconds{0.1});
+    model.on_turned_away(at(now), false, 0);
+  }
+  (void)model.tick(at(now));
+  EXPECT_TRUE(model.on_arrival(at(now), 0, seconds{1.0}).admitted);
+}
+
+TEST(model_controller, predicts_of_all_where_only_some_are_admitted) {
   model_settings s = settings(0.9, 0.5);
   s.reject_on_miss = true;
   simulated_server server{
-      s, {.calm_rate = 0.2, .burst_rate = 0.2, .service_s = 2.0, .load_s = 0.2, .foretells = true}};
-  (void)server.run_until(1000.0);
-  EXPECT_EQ(server.report().warm.reason, shortfall::service_too_slow);
-  EXPECT_EQ(server.run_until(2000.0).refused, 0);
+      s,
+      {.calm_rate = 30.0, .burst_rate = 30.0, .service_s = 0.05, .load_s = 0.2, .foretells = true}};
+  (void)server.run_until(2000.0);
+  EXPECT_EQ(server.report().warm.reason, shortfall::overloaded);
+  EXPECT_LT(server.report().warm.log_odds, 1.0);
+}
+
+TEST(model_controller, refuses_nobody_where_all_are_late_however_few_come) {
+  for (double const rate : {0.2, 2.0}) {  // in the latter case it is overloaded as well
+    model_settings s = settings(0.9, 0.5);
+    s.reject_on_miss = true;
+    simulated_server server{s,
+                            {.calm_rate = rate,
+                             .burst_rate = rate,
+                             .service_s = 2.0,
+                             .load_s = 0.2,
+                             .foretells = true}};
+    (void)server.run_until(1000.0);
+    EXPECT_EQ(server.run_until(2000.0).refused, 0);
+  }
 }
 
 TEST(model_controller, queues_an_overload_where_the_policy_says_so) {

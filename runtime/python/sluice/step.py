@@ -173,6 +173,7 @@ class Step:
         """
         if not callable(loss_fn):
             raise TypeError(f"the first argument of a step is the loss function, not {type(loss_fn).__name__}")
+        self._begin_measuring()
         with self._engine.explained():
             if self._needs_closure:
                 return self._step_with_closure(loss_fn, batch)
@@ -202,6 +203,7 @@ class Step:
         return self._micro_batches(batch)
 
     def _micro_batches(self, batch: tuple) -> Iterator[MicroBatch]:
+        self._begin_measuring()
         losses = self._begin()
         tries = self._engine.micro_batches(batch, losses, self._scaler, lazily=True)
         while True:
@@ -215,10 +217,14 @@ class Step:
 
     # --- the parts of a step -------------------------------------------------------------------------------------------
 
+    def _begin_measuring(self) -> None:
+        """What a step that has failed has taken does not count."""
+        if self._balance is not None:
+            self._engine.stopwatch.take()
+            self._engine.stopwatch.is_on = self._balance.is_measured
+
     def _begin(self) -> Losses:
         _optimizers.refuse_skipping(self.optimizer)
-        if self._balance is not None:
-            self._engine.stopwatch.is_on = self._balance.is_measured
         if self._scaler:
             # The scale is a tensor that the scaler makes when it first scales: not in memory that is taken away. From
             # here to the optimizer it is only read.

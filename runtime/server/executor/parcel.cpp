@@ -197,7 +197,7 @@ std::vector<tensor> unwrap_tensors(field_reader& fields, message_bytes bytes) {
 }
 
 /// Where fields begin, and after them the tensors' bytes.
-constexpr std::size_t facts_bytes = 3 + sizeof(std::uint32_t) + 2 * sizeof(std::uint64_t);
+constexpr std::size_t facts_bytes = 4 + sizeof(std::uint32_t) + 2 * sizeof(std::uint64_t);
 
 field_reader fields_of(memhandover::message const& message, plain_facts const& facts) {
   return field_reader{std::span{message.bytes}.subspan(facts_bytes, facts.field_bytes)};
@@ -251,6 +251,7 @@ bool parcel::try_send(int socket) const {
   put_number(facts, form);
   put_number(facts, is_alone);
   put_number(facts, is_suspect);
+  put_number(facts, is_again);
   put_number(facts, static_cast<std::uint32_t>(fields.size()));
   put_number(facts, ticket);
   put_number(facts, std::uint64_t{place});
@@ -266,6 +267,7 @@ plain_facts facts_of(memhandover::message const& message) {
   plain_facts made{.form = from.number<parcel_form>(),
                    .is_alone = from.number<std::uint8_t>() != 0,
                    .is_suspect = from.number<std::uint8_t>() != 0,
+                   .is_again = from.number<std::uint8_t>() != 0,
                    .field_bytes = from.number<std::uint32_t>(),
                    .ticket = from.number<std::uint64_t>(),
                    .place = from.number<std::uint64_t>()};
@@ -348,7 +350,8 @@ infer_request unwrap_request(memhandover::message const& message) {
     made.arrival = steady_clock::time_point{std::chrono::nanoseconds{arrival}};
   }
   if (auto const expected = fields.number<std::int64_t>(); expected != no_time) {
-    made.expected = std::chrono::nanoseconds{expected};
+    made.expected =
+        facts.is_again ? std::chrono::nanoseconds{0} : std::chrono::nanoseconds{expected};
   }
   made.model = fields.text();
   made.version = fields.text();

@@ -39,6 +39,7 @@ struct parcel {
   request_ticket ticket = 0;
   std::size_t place = 0;  ///< of its model
   bool is_alone = false, is_suspect = false;
+  bool is_again = false;  ///< another process had it: it has been admitted
 
   /// False if the socket is full. Throws `unavailable` if nobody is at its other end.
   [[nodiscard]] bool try_send(int socket) const;
@@ -55,7 +56,7 @@ struct parcel {
 /// What is known of a plain message before it is taken apart. Throws if it is none.
 struct plain_facts {
   parcel_form form = parcel_form::json;
-  bool is_alone = false, is_suspect = false;
+  bool is_alone = false, is_suspect = false, is_again = false;
   std::uint32_t field_bytes = 0;
   request_ticket ticket = 0;
   std::uint64_t place = 0;

@@ -91,6 +91,14 @@ TEST_F(a_parcel, brings_a_request_as_it_was_but_for_its_id) {
   expect_same(seen.inputs, sent.inputs);
 }
 
+TEST_F(a_parcel, that_comes_again_is_not_late) {
+  infer_request sent;
+  sent.expected = 123ms;
+  auto parcel = wrap(sent);
+  parcel.is_again = true;
+  EXPECT_EQ(unwrap_request(pass(std::move(parcel))).expected, 0ms);
+}
+
 TEST_F(a_parcel, brings_large_tensors_in_a_file) {
   for (std::size_t const count :
        {std::size_t{1}, std::size_t{32768}, std::size_t{32769}, std::size_t{5'000'000}}) {

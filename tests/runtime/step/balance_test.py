@@ -1,8 +1,13 @@
 """Global batches are dealt whole, by how fast processes train, and training learns the same."""
 
+import contextlib
+import copy
 import itertools
+import pickle
+import queue
 import random
 import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -50,6 +55,10 @@ def test_parts_are_by_what_each_takes_for_one(costs, parts):
     assert divided(12, costs) == parts
 
 
+def test_a_batch_of_all_samples_is_divided_at_once():
+    assert divided(1 << 40, [1.0, 3.0]) == [3 << 38, 1 << 38]
+
+
 def test_no_other_parts_end_sooner():
     chance = random.Random(7)
     for _ in range(300):
@@ -83,15 +92,45 @@ def test_a_process_alone_has_whole_batches(samples, size, drop_last, sizes):
 
 
 @pytest.mark.parametrize("arguments, kind, words", [
-    ((10, 0), ValueError, "batch_size must be 1 to"), ((10, 2.5), TypeError, "batch_size must be a whole number, not float"),
-    ((None, 2), TypeError, "dataset must be a whole number or have a length, not NoneType"), (([], 2), ValueError, "dataset must be 1 to"),
+    ((10, 0), ValueError, "batch_size must be at least 1, not 0"), ((10, 2.5), TypeError, "batch_size must be a whole number, not float"),
+    ((None, 2), TypeError, "dataset must be a whole number or have a length, not NoneType"), (([], 2), ValueError, "dataset has no samples"), (("train", 2), TypeError, "dataset must be a whole number or have a length, not str"),
     ((10, 4, {"multiple_of": 3}), ValueError, "batch_size must be a multiple of multiple_of: 4 is none of 3"),
-    ((10, 4, {"every": 0}), ValueError, "every must be 1 to"), ((10, 4, {"seed": 1 << 64}), ValueError, "seed must be 0 to"),
+    ((10, 4, {"every": 0}), ValueError, "every must be at least 1"), ((10, 4, {"seed": 1 << 64}), ValueError, "seed must be at most 4611"),
+    ((10, 4, {"shuffle": "False"}), TypeError, "shuffle must be True or False, not 'False'"),
+    ((10, 4, {"group": [0, 1]}), TypeError, r"group needs torch.distributed.init_process_group before it"),
     ((10, 40, {"drop_last": True}), ValueError, "10 samples are too few: 40 are needed for one batch")])
 def test_what_cannot_be_dealt_is_refused(arguments, kind, words):
     *plain, named = arguments if isinstance(arguments[-1], dict) else (*arguments, {})
     with pytest.raises(kind, match=words):
         sluice.BalancedBatchSampler(*plain, **named)
+
+
+def test_who_would_deal_it_again_or_copy_it_is_refused():
+    batches = sluice.BalancedBatchSampler(10, 2)
+    with pytest.raises(sluice.SluiceError, match="do not give a loader that has one to accelerate's prepare"):
+        getattr(batches, "batch_size", None)
+    for way in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(sluice.SluiceError, match="belongs to its process, and cannot be copied or pickled"):
+            way(batches)
+
+
+def test_a_step_that_fails_is_not_charged_to_the_next(monkeypatch):
+    model = nn.Linear(1, 1)
+    batches = sluice.BalancedBatchSampler(10, 2)
+    monkeypatch.setattr(sluice.BalancedBatchSampler, "is_measured", True)
+    told = []
+    monkeypatch.setattr(batches, "stepped", lambda samples, seconds: told.append(seconds))
+    clock = Clock(monkeypatch)
+    step = sluice.Step(model, torch.optim.SGD(model.parameters(), lr=0.1), balance=batches)
+
+    def loss_of(x):
+        clock.trains(len(x))
+        return model(x).mean(), torch.tensor(float(weight))
+
+    for weight in (0, 0, 1):
+        with pytest.raises(ValueError, match="weights") if weight == 0 else contextlib.nullcontext():
+            step(loss_of, torch.ones(4, 1))
+    assert told == [4.0]
 
 
 def test_one_pass_at_a_time():
@@ -143,8 +182,12 @@ class Training:
                 self.had.append(index.tolist())
 
 
+def alone_of(samples: int, rank: int, **how) -> sluice.BalancedBatchSampler:
+    return sluice.BalancedBatchSampler(samples, 16, group=distributed.new_group([rank], use_local_synchronization=True), **how)
+
+
 def alone(rank: int, **how) -> sluice.BalancedBatchSampler:
-    return sluice.BalancedBatchSampler(SAMPLES, 16, group=distributed.new_group([rank], use_local_synchronization=True), **how)
+    return alone_of(SAMPLES, rank, **how)
 
 
 def of_all(mine: list) -> list[list]:
@@ -178,7 +221,7 @@ def same_as_one_whatever_the_parts(rank: int) -> None:
 def dealt_whole_however_far_ahead(rank: int) -> None:
     """Processes take batches ahead, each as many as it likes, and leave passes early; what they take is random."""
     together, own = random.Random(5), random.Random(rank)
-    for unit, drop_last in ((1, False), (4, True)):
+    for unit, drop_last in ((1, False), (4, True), (2, False)):
         batches = sluice.BalancedBatchSampler(SAMPLES, 16, every=3, multiple_of=unit, drop_last=drop_last)
         whole = alone(rank, drop_last=drop_last)
         sizes = set()
@@ -191,6 +234,7 @@ def dealt_whole_however_far_ahead(rank: int) -> None:
                     ahead.extend([part] if (part := next(dealt, None)) is not None else [])
                 mine = ahead.pop(0)
                 assert sum(of_all(mine), []) == expected
+                assert len(mine) >= unit
                 if len(expected) == 16:
                     assert len(mine) % unit == 0
                     sizes.add(len(mine))
@@ -225,13 +269,37 @@ def what_does_not_fit_is_refused(rank: int) -> None:
             (fully_shard(model(), mesh=init_device_mesh("cpu", (RANKS,))), batches, "balance is for replicas")):
         with pytest.raises(sluice.SluiceError, match=words):
             sluice.Step(module, torch.optim.SGD(module.parameters(), lr=0.1), balance=given)
+    with pytest.raises(ValueError if rank == 0 else sluice.SluiceError,
+                       match="batch_size must be at least 1" if rank == 0 else "are wrong in the processes of rank 0; what they raise"):
+        sluice.BalancedBatchSampler(SAMPLES, 16 * rank)
+    batches.set_epoch(rank)
+    next(iter(batches))
+    with pytest.raises(sluice.SluiceError, match="in the order of different epochs: rank 0 0, rank 1 1; call set_epoch in all of them"):
+        batches.stepped(8, 1.0)
+    batches.set_epoch(0)
     for _ in range(1 + rank):
         next(iter(batches))
-    with pytest.raises(sluice.SluiceError, match="different numbers of passes .*: rank 0 1, rank 1 2; each must"):
+    with pytest.raises(sluice.SluiceError, match="different numbers of passes .*: rank 0 2, rank 1 3; each must"):
         batches.stepped(8, 1.0)
 
 
-@pytest.mark.parametrize("body", [same_as_one_whatever_the_parts, dealt_whole_however_far_ahead,
+def dealt_whole_to_threads_that_fetch_ahead(rank: int) -> None:
+    """They deal while processes agree on new parts."""
+    batches = sluice.BalancedBatchSampler(20_000, 16, every=1)
+    whole = list(alone_of(20_000, rank))
+    fetched: queue.Queue = queue.Queue(maxsize=(3, 40)[rank])
+    thread = threading.Thread(target=lambda: [fetched.put(part) for part in batches])
+    thread.start()
+    had = []
+    for number in range(len(whole)):
+        had.append(fetched.get())
+        batches.stepped(len(had[-1]), len(had[-1]) * (1.0 if (number // 7 + rank) % 2 else 9.0))
+    thread.join()
+    assert [a + b for a, b in zip(*of_all(had), strict=True)] == whole
+    assert len({len(part) for part in had}) > 3
+
+
+@pytest.mark.parametrize("body", [same_as_one_whatever_the_parts, dealt_whole_however_far_ahead, dealt_whole_to_threads_that_fetch_ahead,
                                   gradients_are_sent_late_where_they_are_measured, what_does_not_fit_is_refused], ids=lambda body: body.__name__)
 def test_in_several_processes(body, tmp_path):
     gloo_processes.run(tmp_path, (body,), RANKS)
