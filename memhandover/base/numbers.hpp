@@ -16,9 +16,9 @@ namespace sluice {
 template <typename Number>
 [[nodiscard]] std::optional<Number> parse_number(std::string_view text) noexcept {
   Number value{};
-  auto const* const end = text.data() + text.size();
-  auto const [stop, failed] = std::from_chars(text.data(), end, value);
-  return failed == std::errc{} && stop == end ? std::optional{value} : std::nullopt;
+  auto const [stop, failed] = std::from_chars(text.data(), text.data() + text.size(), value);
+  return failed == std::errc{} && stop == text.data() + text.size() ? std::optional{value}
+                                                                    : std::nullopt;
 }
 
 }  // namespace sluice
