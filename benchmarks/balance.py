@@ -10,7 +10,6 @@ processes work. `gain_ratio` is what they train in a second with balanced parts 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 import statistics
@@ -35,11 +34,11 @@ def measure(neighbours: int, seconds: float, binaries: Path) -> Cell:
             "--rank", rank, "--ranks", RANKS, "--core", cores[rank], "--neighbours", neighbours if rank == 1 else 0, "--meeting",
             folder / "meeting", "--seconds", seconds, "--out", folder / "said.json"))] for rank in range(RANKS)]
         environment = {**os.environ, "SLUICE_BROKER": str(binaries / "sluice"), "GLOO_SOCKET_IFNAME": "lo"}
-        with contextlib.ExitStack() as stack:
-            jobs = stack.enter_context(jobs_in_pools(binaries / "sluice", "host", folder, [
-                (["--memory", "1GiB", "--require-pool"], command) for command in commands], environment))
-            if ended := [job.wait() for job in jobs if job.wait() != 0]:
-                raise RuntimeError(f"training ended with {ended}")
+        with jobs_in_pools(binaries / "sluice", "host", folder, [(["--memory", "1GiB", "--require-pool"], command) for command in commands],
+                           environment) as jobs:
+            ended = [job.wait() for job in jobs]
+        if any(ended):
+            raise RuntimeError(f"training ended with {ended}")
         said = json.loads((folder / "said.json").read_text())
     if not said["shared"]:
         raise RuntimeError("training has not shared the pool")

@@ -68,24 +68,18 @@ admission::admission(std::size_t models, lines how)
 
 admission::verdict admission::ask(std::size_t model, instant now, instant deadline,
                                   sight const& host) {
-  auto const end = expected(model, now, host);
-  if (!end) {
-    return {};
-  }
-  auto const beyond = *end - (deadline - now);
-  return beyond.count() <= rounding ? verdict{} : verdict{false, *end, beyond};
-}
-
-std::optional<seconds> admission::expected(std::size_t model, instant now, sight const& host) {
   look(pending_of(model), now, host);
   auto const& own = times_.at(model).warm.known();
   auto const first = own ? before(model, now, host) : std::nullopt;
   if (!first) {
-    return std::nullopt;
+    return {};
   }
   auto const doubt = first->doubt + own->doubt;
-  return seconds{first->mean + own->mean +
-                 margin * std::sqrt(first->variance + own->variance + doubt * doubt)};
+  auto const end =
+      first->mean + own->mean + margin * std::sqrt(first->variance + own->variance + doubt * doubt);
+  auto const beyond = end - (deadline - now).count();
+  bool const admitted = beyond <= rounding;
+  return {admitted, seconds{end}, seconds{admitted ? 0.0 : beyond}};
 }
 
 admission::work admission::of_warm(std::size_t model) const {

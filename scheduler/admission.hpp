@@ -67,7 +67,8 @@ class admission {
   };
   struct verdict {
     bool admitted = true;
-    seconds predicted{0.0};  ///< until it would be answered, if it is not admitted
+    /// Until it would be answered, with what that may vary by; 0 where nobody is before it, or what it takes is not known.
+    seconds predicted{0.0};
     /// When one with as much time would be taken, if nobody else came.
     seconds retry_after{0.0};
   };
@@ -86,9 +87,6 @@ class admission {
   admission(std::size_t models, lines how);
 
   [[nodiscard]] verdict ask(std::size_t model, instant now, instant deadline, sight const& host);
-  /// How long a new one would take to be answered, with what that may vary by; nothing where nobody is before it, or what it takes is
-  /// not known.
-  [[nodiscard]] std::optional<seconds> expected(std::size_t model, instant now, sight const& host);
   /// It waits from now on. Tickets grow.
   void add(std::size_t model, ticket which, instant now, instant deadline, sight const& host);
   /// Nobody waits for it any more, and it is not computed if it has not been begun.

@@ -41,7 +41,7 @@ class foresight {
         waiting_(models) {}
 
   [[nodiscard]] scheduler::seconds expected(std::size_t model, double now_s) {
-    return line_.expected(model, at(now_s), seen_).value_or(scheduler::seconds{0.0});
+    return line_.ask(model, at(now_s), at(never), seen_).predicted;
   }
   void add(std::size_t model, double now_s) {
     waiting_[model].push_back(++last_);

@@ -199,6 +199,15 @@ TEST(model_controller, refuses_the_excess_of_an_overload_so_that_the_rest_is_in_
   EXPECT_GE(t.within / admitted, 0.9);
 }
 
+/// Ten requests a second whose answers are expected in time and come after `response_s`; then a tick.
+void answer(model_controller& model, double& now, int count, double response_s) {
+  for (int i = 0; i < count; ++i, now += 0.1) {
+    ASSERT_TRUE(model.on_arrival(at(now), 0, seconds{0.1}).admitted);
+    model.on_service(at(now), seconds{0.05}, seconds{response_s});
+  }
+  (void)model.tick(at(now));
+}
+
 TEST(model_controller, refuses_only_what_would_be_late_where_that_is_foretold) {
   model_settings s = settings(0.9, 0.5);
   s.reject_on_miss = true;
@@ -218,28 +227,21 @@ TEST(model_controller, lets_as_many_be_late_as_it_may) {
   s.reject_on_miss = true;
   model_controller model{s, at(0.0)};
   double now = 0.0;
-  auto const answers = [&](int count, double response_s) {
-    for (int i = 0; i < count; ++i, now += 0.1) {
-      ASSERT_TRUE(model.on_arrival(at(now), 0, seconds{0.1}).admitted);
-      model.on_service(at(now), seconds{0.02}, seconds{response_s});
-    }
-    (void)model.tick(at(now));
-  };
   auto const admits = [&](double expected_s) {
     return model.on_arrival(at(now), 0, seconds{expected_s});
   };
-  answers(200, 0.1);
+  answer(model, now, 200, 0.1);
   EXPECT_TRUE(admits(5.0).admitted);
-  answers(30, 0.6);
+  answer(model, now, 30, 0.6);
   auto const refused = admits(0.75);
   EXPECT_FALSE(refused.admitted);
   EXPECT_NEAR(refused.retry_after.count(), 0.25, 1e-9);
   EXPECT_TRUE(admits(0.5).admitted);
-  answers(400, 0.1);
+  answer(model, now, 400, 0.1);
   EXPECT_TRUE(admits(5.0).admitted);
   s.reject_on_miss = false;
   model = model_controller{s, at(now)};
-  answers(100, 0.6);
+  answer(model, now, 100, 0.6);
   EXPECT_TRUE(admits(5.0).admitted);
 }
 
@@ -248,11 +250,7 @@ TEST(model_controller, lets_no_more_be_late_in_a_burst_before_its_first_answer) 
   s.reject_on_miss = true;
   model_controller model{s, at(0.0)};
   double now = 0.0;
-  for (int i = 0; i < 100; ++i, now += 0.1) {
-    ASSERT_TRUE(model.on_arrival(at(now), 0, seconds{0.1}).admitted);
-    model.on_service(at(now), seconds{0.05}, seconds{0.1});
-  }
-  (void)model.tick(at(now));
+  answer(model, now, 100, 0.1);
   int late = 0;
   for (int i = 0; i < 200; ++i) {
     late += model.on_arrival(at(now), 0, seconds{1.0}).admitted ? 1 : 0;
@@ -266,12 +264,10 @@ TEST(model_controller, counts_who_is_turned_away_not_among_those_that_it_has_adm
   s.reject_on_miss = true;
   model_controller model{s, at(0.0)};
   double now = 0.0;
-  for (int i = 0; i < 100; ++i, now += 0.1) {
-    ASSERT_TRUE(model.on_arrival(at(now), 0, seconds{0.1}).admitted);
-    model.on_service(at(now), seconds{0.05}, seconds{0.1});
+  answer(model, now, 100, 0.1);
+  for (int i = 0; i < 100; ++i) {
     model.on_turned_away(at(now), false, 0);
   }
-  (void)model.tick(at(now));
   EXPECT_TRUE(model.on_arrival(at(now), 0, seconds{1.0}).admitted);
 }
 

@@ -197,7 +197,7 @@ std::vector<tensor> unwrap_tensors(field_reader& fields, message_bytes bytes) {
 }
 
 /// Where fields begin, and after them the tensors' bytes.
-constexpr std::size_t facts_bytes = 4 + sizeof(std::uint32_t) + 2 * sizeof(std::uint64_t);
+constexpr std::size_t facts_bytes = 3 + sizeof(std::uint32_t) + 3 * sizeof(std::uint64_t);
 
 field_reader fields_of(memhandover::message const& message, plain_facts const& facts) {
   return field_reader{std::span{message.bytes}.subspan(facts_bytes, facts.field_bytes)};
@@ -251,10 +251,10 @@ bool parcel::try_send(int socket) const {
   put_number(facts, form);
   put_number(facts, is_alone);
   put_number(facts, is_suspect);
-  put_number(facts, is_again);
   put_number(facts, static_cast<std::uint32_t>(fields.size()));
   put_number(facts, ticket);
   put_number(facts, std::uint64_t{place});
+  put_number(facts, std::int64_t{expected ? expected->count() : no_time});
   std::array<std::span<std::byte const>, 3> const parts{facts, fields, bytes};
   return memhandover::try_send_plain(socket, parts, descriptors_of(*this));
 }
@@ -267,10 +267,12 @@ plain_facts facts_of(memhandover::message const& message) {
   plain_facts made{.form = from.number<parcel_form>(),
                    .is_alone = from.number<std::uint8_t>() != 0,
                    .is_suspect = from.number<std::uint8_t>() != 0,
-                   .is_again = from.number<std::uint8_t>() != 0,
                    .field_bytes = from.number<std::uint32_t>(),
                    .ticket = from.number<std::uint64_t>(),
                    .place = from.number<std::uint64_t>()};
+  if (auto const expected = from.number<std::int64_t>(); expected != no_time) {
+    made.expected = std::chrono::nanoseconds{expected};
+  }
   if (made.field_bytes > message.bytes.size() - facts_bytes) {
     throw no_message("fewer fields than it says");
   }
@@ -283,6 +285,7 @@ parcel wrap(infer_request const& request) {
   made.ticket = request.ticket;
   made.is_alone = request.is_alone;
   made.is_suspect = request.is_suspect;
+  made.expected = request.expected;
   auto& fields = made.fields;
   put_number(fields, request.priority);
   put_number(fields, request.mark);
@@ -291,7 +294,6 @@ parcel wrap(infer_request const& request) {
                          request.arrival
                              ? std::chrono::nanoseconds{request.arrival->time_since_epoch()}.count()
                              : no_time});
-  put_number(fields, std::int64_t{request.expected ? request.expected->count() : no_time});
   put_text(fields, request.model);
   put_text(fields, request.version);
   put_number(fields, static_cast<std::uint32_t>(request.outputs.size()));
@@ -341,6 +343,7 @@ infer_request unwrap_request(memhandover::message const& message) {
   made.ticket = facts.ticket;
   made.is_alone = facts.is_alone;
   made.is_suspect = facts.is_suspect;
+  made.expected = facts.expected;
   made.priority = fields.number<std::uint64_t>();
   made.mark = fields.number<std::uint64_t>();
   if (auto const timeout = fields.number<std::int64_t>(); timeout != no_time) {
@@ -348,10 +351,6 @@ infer_request unwrap_request(memhandover::message const& message) {
   }
   if (auto const arrival = fields.number<std::int64_t>(); arrival != no_time) {
     made.arrival = steady_clock::time_point{std::chrono::nanoseconds{arrival}};
-  }
-  if (auto const expected = fields.number<std::int64_t>(); expected != no_time) {
-    made.expected =
-        facts.is_again ? std::chrono::nanoseconds{0} : std::chrono::nanoseconds{expected};
   }
   made.model = fields.text();
   made.version = fields.text();

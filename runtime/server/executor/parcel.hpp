@@ -14,9 +14,11 @@
 /// What comes from the other side is checked: `invalid_argument` says that it is no such message.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -39,7 +41,7 @@ struct parcel {
   request_ticket ticket = 0;
   std::size_t place = 0;  ///< of its model
   bool is_alone = false, is_suspect = false;
-  bool is_again = false;  ///< another process had it: it has been admitted
+  std::optional<std::chrono::nanoseconds> expected{};
 
   /// False if the socket is full. Throws `unavailable` if nobody is at its other end.
   [[nodiscard]] bool try_send(int socket) const;
@@ -56,10 +58,11 @@ struct parcel {
 /// What is known of a plain message before it is taken apart. Throws if it is none.
 struct plain_facts {
   parcel_form form = parcel_form::json;
-  bool is_alone = false, is_suspect = false, is_again = false;
+  bool is_alone = false, is_suspect = false;
   std::uint32_t field_bytes = 0;
   request_ticket ticket = 0;
   std::uint64_t place = 0;
+  std::optional<std::chrono::nanoseconds> expected{};
 };
 [[nodiscard]] plain_facts facts_of(memhandover::message const& message);
 /// Of the computation that a plain result came from.

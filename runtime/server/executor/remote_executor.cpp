@@ -173,7 +173,6 @@ request_ticket remote_executor::impl::submit(model_index model, infer_request re
   request.arrival = arrival;
   request.mark = scheduler::retries::mark_of(request.id);
   auto const mark = request.mark;
-  request.expected = foretell(model, arrival, now);
   auto id = std::exchange(request.id, {});
   detail::pending_request made{model, wrap(request), std::move(id), std::move(done), arrival, {}};
   made.request.place = model;
@@ -182,7 +181,18 @@ request_ticket remote_executor::impl::submit(model_index model, infer_request re
   auto const deadline = made.deadline =
       deadline_of(timeout, arrival, orders_.models.at(model).queue_timeout);
   auto refusal = refuse(model, now);
-  bool const would_be_late = !refusal && (refusal = refuse_late(model, now, deadline));
+  bool would_be_late = false;
+  if (!refusal && phase_ == phase::serving) {
+    auto const verdict = admission_.ask(model, now, deadline, host_);
+    would_be_late =
+        !verdict.admitted && deadline > now;  // else its time is over, and it hears that
+    if (would_be_late) {
+      refusal = too_late(model, verdict, deadline - now);
+    } else if (orders_.models[model].foretells) {
+      made.request.expected =
+          now - arrival + std::chrono::duration_cast<nanoseconds>(verdict.predicted);
+    }
+  }
   if (refusal) {
     pending_.on_refusal(model, would_be_late);
     if (would_be_late) {
@@ -389,36 +399,16 @@ std::optional<error> remote_executor::impl::refuse(model_index model, clock::tim
   return std::nullopt;
 }
 
-/// Whose time is over already hears that instead.
-std::optional<error> remote_executor::impl::refuse_late(model_index model, clock::time_point now,
-                                                        clock::time_point deadline) {
-  if (phase_ != phase::serving || deadline <= now) {
-    return std::nullopt;
-  }
-  auto const verdict = admission_.ask(model, now, deadline, host_);
-  if (verdict.admitted) {
-    return std::nullopt;
-  }
-  using seconds = std::chrono::duration<double>;
-  return error{error_kind::unavailable,
-               fmt::format("model '{}' could not answer in time: its answer is predicted after "
-                           "{:.3f} s, since others come before it, and the request's time is over "
-                           "after {:.3f} s; try again in {:.3f} s",
-                           orders_.models[model].name, verdict.predicted.count(),
-                           seconds{deadline - now}.count(), verdict.retry_after.count()),
-               ceil<milliseconds>(verdict.retry_after)};
-}
-
-/// It is said before the request is written down, which takes longer than others are to wait for.
-std::optional<nanoseconds> remote_executor::impl::foretell(model_index model,
-                                                           clock::time_point arrival,
-                                                           clock::time_point now) {
-  std::lock_guard const lock{mutex_};
-  if (phase_ != phase::serving || !orders_.models.at(model).foretells) {
-    return std::nullopt;
-  }
-  auto const rest = admission_.expected(model, now, host_).value_or(scheduler::seconds{0.0});
-  return now - arrival + std::chrono::duration_cast<nanoseconds>(rest);
+error remote_executor::impl::too_late(model_index model,
+                                      scheduler::admission::verdict const& verdict,
+                                      scheduler::seconds left) const {
+  return {error_kind::unavailable,
+          fmt::format("model '{}' could not answer in time: its answer is predicted after "
+                      "{:.3f} s, since others come before it, and the request's time is over "
+                      "after {:.3f} s; try again in {:.3f} s",
+                      orders_.models[model].name, verdict.predicted.count(), left.count(),
+                      verdict.retry_after.count()),
+          ceil<milliseconds>(verdict.retry_after)};
 }
 
 std::optional<scheduler::instant> remote_executor::impl::computed_since(

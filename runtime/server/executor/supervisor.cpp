@@ -253,7 +253,9 @@ void remote_executor::impl::take(memhandover::message received) {
       send_change();
     }
     for (auto const each : pending_.tickets()) {
-      pending_.find(each)->request.is_again = true;
+      if (auto& expected = pending_.find(each)->request.expected) {
+        expected = std::chrono::nanoseconds{0};  // it has been admitted
+      }
       outbox_.push_back({each, {}});
     }
     outbox_.push_back({0, {{"type", "status"}}});  // to have one when it has ended

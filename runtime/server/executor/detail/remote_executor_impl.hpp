@@ -109,11 +109,8 @@ class remote_executor::impl {
   [[nodiscard]] std::string failure_text(model_index model, clock::time_point now) const;
   void refuse(detail::pending_request&& which, error why, detail::refusals& into);
   /// Where it could not be answered in time (scheduler/admission.hpp).
-  [[nodiscard]] std::optional<error> refuse_late(model_index model, clock::time_point now,
-                                                 clock::time_point deadline);
-  [[nodiscard]] std::optional<std::chrono::nanoseconds> foretell(model_index model,
-                                                                 clock::time_point arrival,
-                                                                 clock::time_point now);
+  [[nodiscard]] error too_late(model_index model, scheduler::admission::verdict const& verdict,
+                               scheduler::seconds left) const;
   [[nodiscard]] std::optional<scheduler::instant> computed_since(request_ticket which) const;
   void refuse_cancelled(detail::refusals& into);
   void send(detail::outgoing what);
