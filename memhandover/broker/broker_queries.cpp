@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "memhandover/base/error.hpp"
+#include "memhandover/base/processes.hpp"
 #include "memhandover/base/waiting.hpp"
 #include "memhandover/base/wire.hpp"
 #include "memhandover/broker/runtime_folder.hpp"
@@ -40,7 +41,6 @@ class questions {
 
   /// The answer to a question has the question's type.
   [[nodiscard]] nlohmann::json ask(nlohmann::json const& question) const {
-    constexpr int patience_ms = 5000;
     try {
       send_message(socket_.get(), question);
     } catch (error const&) {
@@ -49,7 +49,8 @@ class questions {
       }
       // It has said why it does not hear it.
     }
-    auto answer = receive_message(socket_.get(), patience_ms);
+    await_answer();
+    auto answer = receive_message(socket_.get());
     if (answer && answer->body["type"] == "error") {
       auto const text = answer->body.value("message", std::string{});
       auto const kind = static_cast<error_kind>(answer->body.value("kind", 0));
@@ -68,6 +69,30 @@ class questions {
   }
 
  private:
+  /// It may wait for a slow disk, or for processors that others have; not if it is stopped.
+  void await_answer() const {
+    constexpr std::chrono::seconds until_a_look{5}, patience{30};
+    auto const asked_at = std::chrono::steady_clock::now();
+    if (await_ready(socket_.get(), POLLIN, asked_at + until_a_look)) {
+      return;
+    }
+    auto const pid = peer_pid(socket_.get());
+    if (pid != 0 && is_stopped(identity_of(pid))) {
+      auto const named = std::to_string(pid);
+      throw error{
+          error_kind::unavailable,
+          "the broker of " + dir_ + " (pid " + named +
+              ") does not answer: it is stopped (SIGSTOP, or a debugger), and `kill -CONT " +
+              named + "` lets it go on"};
+    }
+    if (!await_ready(socket_.get(), POLLIN, asked_at + patience)) {
+      throw error{error_kind::unavailable,
+                  "the broker of " + dir_ + " (pid " + std::to_string(pid) +
+                      ") has not answered within " + std::to_string(patience.count()) +
+                      " s: its disk or the processors are very busy; ask again later"};
+    }
+  }
+
   std::string dir_;
   unique_fd socket_;
 };

@@ -200,3 +200,13 @@ def test_a_broker_that_holds_the_folder_and_does_not_listen_is_named_by_all_alik
     mends(said)
     assert reaches(lambda: call(sluice, "status").returncode == 0)
     assert status(sluice)["pool"]["broker_pid"] == pid
+
+
+def test_a_broker_that_is_stopped_is_said_to_be_so_and_how_it_goes_on(sluice, folder):
+    assert said_by(sluice, *STARTS[0]) == ""
+    pid = status(sluice)["pool"]["broker_pid"]
+    os.kill(pid, signal.SIGSTOP)
+    said = said_by(sluice, "status")
+    assert f"(pid {pid}) does not answer: it is stopped (SIGSTOP, or a debugger), and `kill -CONT {pid}` lets it go on" in said
+    mends(said)
+    assert status(sluice)["pool"]["broker_pid"] == pid
