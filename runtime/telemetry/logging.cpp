@@ -7,8 +7,10 @@
 
 #include <array>
 #include <cstdlib>
+#include <memory>
 #include <optional>
 #include <utility>
+#include <vector>
 
 namespace sluice::telemetry {
 namespace {
@@ -47,6 +49,9 @@ void set_up_logging(std::string const& program, std::string_view default_level) 
       std::make_shared<spdlog::logger>(program, std::make_shared<spdlog::sinks::stderr_sink_mt>());
   logger->set_formatter(make_line_formatter());
   logger->set_level(chosen.value_or(level_of(default_level).value_or(level::info)));
+  // spdlog lets go of it as the process ends, while a control thread may still have something to say: they are never freed.
+  static auto* const kept = new std::vector<std::shared_ptr<spdlog::logger>>;
+  kept->push_back(logger);
   spdlog::set_default_logger(std::move(logger));
   if (!chosen) {
     spdlog::warn("SLUICE_LOG names no level value={} known=trace,debug,info,warn,error,off used={}",

@@ -13,6 +13,16 @@ namespace {
 using testing::HasSubstr;
 using testing::MatchesRegex;
 
+/// Is there before spdlog is, and so still there when that has gone.
+struct last_of_all {
+  bool speaks = false;
+  ~last_of_all() {
+    if (speaks) {
+      spdlog::warn("to the end");
+    }
+  }
+} last;  // NOLINT(cert-err58-cpp)
+
 class logging : public testing::Test {
  protected:
   void TearDown() override { ::unsetenv("SLUICE_LOG"); }
@@ -50,6 +60,17 @@ TEST_F(logging, an_unknown_level_is_told_and_the_default_used) {
   auto const text = logged("loud", [] { spdlog::info("still here"); });
   EXPECT_THAT(text, HasSubstr(R"(SLUICE_LOG names no level value="loud")"));
   EXPECT_THAT(text, HasSubstr("still here"));
+}
+
+TEST_F(logging, who_speaks_when_the_process_has_all_but_ended_is_heard) {
+  testing::GTEST_FLAG(death_test_style) = "threadsafe";
+  EXPECT_EXIT(
+      {
+        set_up_logging("sluice-test", "info");
+        last.speaks = true;
+        std::exit(0);
+      },
+      testing::ExitedWithCode(0), "to the end");
 }
 
 TEST_F(logging, a_quoted_value_stays_on_one_line) {
