@@ -18,7 +18,7 @@ address = ctypes.c_uint64()
 assert cuda.cuMemAlloc_v2(ctypes.byref(address), 1 << 20) == 0
 calls = ctypes.CDLL(sys.argv[3]).fake_calls
 calls.restype, calls.argtypes = ctypes.c_uint64, [ctypes.c_char_p]
-deadline = time.monotonic() + 20
+deadline = time.monotonic() + 120
 while calls(b"cuMemHostRegister_v2") < int(sys.argv[2]) and time.monotonic() < deadline:
     time.sleep(0.01)
 status = json.loads(subprocess.run([sys.argv[1], "status", "--json"], capture_output=True, check=True).stdout)

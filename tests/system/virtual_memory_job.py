@@ -54,7 +54,7 @@ def read(address: int) -> int:
 def held(wanted: int) -> int:
     """Chunks of the pool that this process has, by what it says is free. What is given back comes free a moment later."""
     free, total = ctypes.c_size_t(), ctypes.c_size_t()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 120
     while True:
         check(cuda.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total)))
         found = (total.value - free.value) // CHUNK

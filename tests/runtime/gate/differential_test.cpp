@@ -513,9 +513,9 @@ class differential : public gate_test {
           __atomic_store_n(&paused_until, static_cast<std::uint64_t>(in(300us)), __ATOMIC_RELEASE);
           break;
         default:
-          if (gate.close(in(20s)) == 0) {
+          if (gate.close(in(patience)) == 0) {
             if (random() % 2 == 0) {
-              EXPECT_EQ(gate.wait_idle(in(20s)), 0);
+              EXPECT_EQ(gate.wait_idle(in(patience)), 0);
             }
             gate.open();
           }

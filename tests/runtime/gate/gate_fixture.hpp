@@ -19,6 +19,7 @@
 #include "tests/backoff.hpp"
 #include "tests/fake_driver/fake_driver.h"
 #include "tests/from_environment.hpp"
+#include "tests/patience.hpp"
 #include "tests/runtime/gate/built_files.hpp"
 
 namespace sluice::gate {
@@ -177,10 +178,9 @@ struct fake_calls_table {
   return (std::chrono::steady_clock::now().time_since_epoch() + span).count();
 }
 
-/// Waits until a condition that another thread brings about holds; false if it does not within ten
-/// seconds.
+/// Waits until a condition that another thread brings about holds; false if it does not in the end.
 [[nodiscard]] inline bool eventually(std::function<bool()> const& holds) {
-  auto const end = std::chrono::steady_clock::now() + std::chrono::seconds{10};
+  auto const end = std::chrono::steady_clock::now() + patience;
   for (backoff until_it_does; !holds(); until_it_does.wait()) {
     if (std::chrono::steady_clock::now() > end) {
       return false;

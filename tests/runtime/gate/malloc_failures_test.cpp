@@ -40,8 +40,8 @@ TEST_F(malloc_failures, leave_nobody_held_and_no_work_forgotten) {
     }
 
     allocations_left = which;
-    bool const closed = gate.close(in(20s)) == 0;
-    bool const idle = closed && gate.wait_idle(in(20s)) == 0;
+    bool const closed = gate.close(in(patience)) == 0;
+    bool const idle = closed && gate.wait_idle(in(patience)) == 0;
     hit = std::exchange(allocations_left, 0) == 0;
 
     if (idle) {
@@ -50,8 +50,8 @@ TEST_F(malloc_failures, leave_nobody_held_and_no_work_forgotten) {
     if (closed) {
       gate.open();
     }
-    ASSERT_EQ(gate.close(in(20s)), 0);
-    EXPECT_EQ(gate.wait_idle(in(20s)), 0);
+    ASSERT_EQ(gate.close(in(patience)), 0);
+    EXPECT_EQ(gate.wait_idle(in(patience)), 0);
     EXPECT_EQ(driver.outstanding(), 0U);
     gate.open();
     for (CUstream each : streams) {

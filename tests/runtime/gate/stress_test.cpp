@@ -133,10 +133,10 @@ TEST_F(stress, no_launch_begins_after_close_has_returned) {
   int const closes = static_cast<int>(from_environment("SLUICE_TEST_CLOSES", 3000));
   std::uint64_t const launched = gate.launches();
   against_launching_threads(closes, false, [this](int i) {
-    ASSERT_EQ(gate.close(in(20s)), 0);
+    ASSERT_EQ(gate.close(in(patience)), 0);
     expect_nothing_begins();
     if (i % 50 == 0) {
-      ASSERT_EQ(gate.wait_idle(in(20s)), 0);
+      ASSERT_EQ(gate.wait_idle(in(patience)), 0);
     }
     gate.open();
     if (i % 8 == 0) {
@@ -161,7 +161,7 @@ TEST_P(bounded_stress, the_same_with_bounded_run_ahead_pauses_and_aborts) {
     if (i % 10 == 0) {
       __atomic_store_n(&word, static_cast<std::uint64_t>(in(200us)), __ATOMIC_RELEASE);
     }
-    ASSERT_EQ(gate.close(in(20s)), 0);
+    ASSERT_EQ(gate.close(in(patience)), 0);
     expect_nothing_begins();
     if (i % 3 == 0) {
       gate.abort_begin();

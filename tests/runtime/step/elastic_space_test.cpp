@@ -19,6 +19,7 @@
 #include "memhandover/base/unique_fd.hpp"
 #include "memhandover/broker/broker_queries.hpp"
 #include "tests/from_environment.hpp"
+#include "tests/patience.hpp"
 #include "tests/runtime/step/fault_world.hpp"
 #include "tests/runtime/step/injected_calls.hpp"
 
@@ -35,7 +36,7 @@ using those = std::vector<std::uint32_t>;
 using std::chrono::steady_clock;
 
 steady_clock::time_point soon() {
-  return steady_clock::now() + 20s;
+  return steady_clock::now() + patience;
 }
 
 /// Whether the kernel finds memory there.
@@ -225,7 +226,7 @@ TEST_F(elastic_space_test, a_demand_ends_when_no_more_can_come) {
     mine->refuse_rest();
   }};
   try {
-    (void)server->acquire(24 * chunk_, steady_clock::now() + 60s);
+    (void)server->acquire(24 * chunk_, steady_clock::now() + patience);
     ADD_FAILURE() << "nothing was given";
   } catch (error const& why) {
     EXPECT_EQ(why.kind(), error_kind::out_of_memory) << why.what();
@@ -306,7 +307,7 @@ TEST_F(elastic_space_test, who_waits_for_a_demand_can_be_roused_also_before) {
   EXPECT_EQ(mine->await_demand(soon()), 0U);
   std::jthread const rouses{[&] { mine->rouse(); }};
   EXPECT_EQ(mine->await_demand(soon()), 0U);
-  EXPECT_LT(steady_clock::now(), begun + 20s);
+  EXPECT_LT(steady_clock::now(), begun + patience);
 }
 
 TEST_F(elastic_space_test, a_space_that_ends_holds_up_no_demand_and_leaves_all_free) {
@@ -408,7 +409,7 @@ TEST_F(elastic_space_test, contents_are_right_whatever_is_taken_meanwhile) {
     EXPECT_FALSE(readable(where));
     holds[place] = -1;
   };
-  for (auto const until = steady_clock::now() + 60s;
+  for (auto const until = steady_clock::now() + patience;
        taken < 200U && steady_clock::now() < until && !HasFailure();) {
     for (std::uint32_t place = 0; place < 24 && mine->demanded() > 0; ++place) {
       if (holds[place] >= 0) {

@@ -17,6 +17,7 @@
 #include "memhandover/client/tenant_client.hpp"
 #include "memhandover/client/work_report.hpp"
 #include "runtime/step/operator_watch.hpp"
+#include "tests/patience.hpp"
 #include "tests/runtime/step/fault_world.hpp"
 
 namespace sluice::test {
@@ -62,7 +63,7 @@ class work_of_engines : public testing::Test {
   }
   [[nodiscard]] std::vector<told> hear(std::size_t count) {
     std::unique_lock lock{mutex_};
-    EXPECT_TRUE(came_.wait_for(lock, 20s, [&] { return heard_.size() >= count; }));
+    EXPECT_TRUE(came_.wait_for(lock, patience, [&] { return heard_.size() >= count; }));
     return heard_;
   }
 
@@ -126,8 +127,9 @@ TEST_F(work_of_engines, ends_with_who_says_nothing_any_more) {
   report.begins();
   EXPECT_EQ(hear(3).size(), 3U);
   says.works_until_ns.store(monotonic_ns() + 1'000'000);
+  auto const before_ns = monotonic_ns();
   report.renew();
-  EXPECT_GT(says.works_until_ns.load(), monotonic_ns() + 500'000'000);
+  EXPECT_GT(says.works_until_ns.load(), before_ns + 500'000'000);
   report.drained(false);
   EXPECT_EQ(hear(4).size(), 4U);
   report.renew();

@@ -23,6 +23,7 @@
 #include "memhandover/device/cuda_driver.hpp"
 #include "runtime/step/training_memory.hpp"
 #include "tests/fake_driver/fake_driver.h"
+#include "tests/patience.hpp"
 #include "tests/runtime/gate/built_files.hpp"
 #include "tests/runtime/step/injected_calls.hpp"
 
@@ -246,7 +247,7 @@ outcome fault_world::live_in_child() {
 }
 
 std::string fault_world::resolve() {
-  auto const deadline = steady_clock::now() + 10s;
+  auto const deadline = steady_clock::now() + patience;
   for (std::string wrong;;) {
     try {
       auto const now = memhandover::query_status(folder_);

@@ -10,12 +10,10 @@
 #include <string>
 
 #include "memhandover/base/error.hpp"
+#include "tests/patience.hpp"
 #include "tests/runtime/step/fault_world.hpp"
 
 namespace sluice::test {
-
-/// So long nothing here may take; what waits in vain waits for longer.
-inline constexpr std::chrono::seconds patience{20};
 
 /// The parameter is the backend. `Gate`: of the job on the GPU.
 template <typename Gate>

@@ -18,6 +18,7 @@
 
 #include "memhandover/base/error.hpp"
 #include "memhandover/ledger/ledger.hpp"
+#include "tests/patience.hpp"
 #include "tests/runtime/step/fault_world.hpp"
 
 namespace sluice::test {
@@ -87,7 +88,7 @@ class job_in_turns : public testing::Test {
 
   std::optional<memhandover::placement> acquire(std::uint32_t chunks) {
     try {
-      return server_->acquire(chunks * chunk_, steady_clock::now() + 20s);
+      return server_->acquire(chunks * chunk_, steady_clock::now() + patience);
     } catch (error const& why) {
       EXPECT_EQ(why.kind(), error_kind::out_of_memory) << why.what();
       said_ = why.what();
@@ -98,7 +99,7 @@ class job_in_turns : public testing::Test {
 
   template <typename Holds>
   [[nodiscard]] static bool eventually(Holds const& holds) {
-    for (auto const until = steady_clock::now() + 20s; !holds(); ::poll(nullptr, 0, 1)) {
+    for (auto const until = steady_clock::now() + patience; !holds(); ::poll(nullptr, 0, 1)) {
       if (steady_clock::now() > until) {
         return false;
       }
@@ -142,7 +143,8 @@ class job_beside_spare_loads : public job_in_turns {
   outcome take_spare(std::uint32_t chunks, std::stop_token called_off = {}) {
     try {
       auto const given = server_->acquire_chunks(
-          chunks, memhandover::urgency::spare(steady_clock::now() + 20s, std::move(called_off)),
+          chunks,
+          memhandover::urgency::spare(steady_clock::now() + patience, std::move(called_off)),
           nullptr);
       EXPECT_EQ(given.size(), chunks);
       server_->give_back_chunks(given);
@@ -381,7 +383,7 @@ TEST_F(job_in_turns, whose_demand_could_never_be_met_is_refused_at_once_and_noth
   auto const others = memhandover::tenant_client::join(
       world_.broker(), memhandover::client_kind::engine, "engine",
       [](memhandover::demand const& /*what*/) { return memhandover::demand_answer{}; });
-  others->ask(4, memhandover::lifetime::revocable, steady_clock::now() + 20s);
+  others->ask(4, memhandover::lifetime::revocable, steady_clock::now() + patience);
   ASSERT_EQ(others->collect().size(), 4U);
   ASSERT_FALSE(acquire(pool_of_turns - 3));
   EXPECT_THAT(said_, HasSubstr("42 MiB are wanted, and at most 40 MiB"));

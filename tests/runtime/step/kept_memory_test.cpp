@@ -18,6 +18,7 @@
 #include "memhandover/client/tenant_client.hpp"
 #include "memhandover/ledger/client_entries.hpp"
 #include "tests/from_environment.hpp"
+#include "tests/patience.hpp"
 #include "tests/runtime/step/fault_world.hpp"
 
 namespace sluice::test::kept_memory {
@@ -67,7 +68,8 @@ TEST_F(one_job_test, what_a_discarded_micro_batch_has_not_freed_yet_goes_to_a_de
   ASSERT_EQ(memory.state(), step::arena_state::starved);
   memory.discard();
 
-  auto const given = server->acquire_chunks(pool_chunks / 2, steady_clock::now() + 5s, nullptr);
+  auto const given =
+      server->acquire_chunks(pool_chunks / 2, steady_clock::now() + patience, nullptr);
 
   EXPECT_EQ(given.size(), pool_chunks / 2);
   server->give_back_chunks(given);
@@ -83,7 +85,7 @@ TEST_F(one_job_test, what_a_discarded_micro_batch_has_not_freed_yet_goes_to_a_de
 /// Waits until so many of the pool's chunks are free, in vain at most for a while; returns how many are.
 std::uint32_t await_free(step::training_memory& memory, std::uint32_t wanted) {
   auto const& view = memory.client().view();
-  auto const until = steady_clock::now() + 5s;
+  auto const until = steady_clock::now() + patience;
   for (;;) {
     std::uint32_t free = 0;
     for (std::uint32_t chunk = 0; chunk < view.shape().chunk_count; ++chunk) {
@@ -132,7 +134,7 @@ bool gives_way_to(client_kind kind, bool dies) {
   auto const& view = job.client().view();
   if (dies) {
     earlier.reset();
-    auto const until = steady_clock::now() + 20s;
+    auto const until = steady_clock::now() + patience;
     while (memhandover::has_status(view.clients()[place], memhandover::client_status::live)) {
       EXPECT_LT(steady_clock::now(), until) << "nobody has noticed its end";
       std::this_thread::yield();
@@ -234,7 +236,7 @@ TEST_F(one_job_test, another_thread_allocates_while_it_begins_its_first_micro_ba
 class job_beside_another : public one_job_test {
  protected:
   void SetUp() override {
-    other_->ask(pool_chunks, memhandover::lifetime::lasting, steady_clock::now() + 20s);
+    other_->ask(pool_chunks, memhandover::lifetime::lasting, steady_clock::now() + patience);
     all_ = other_->collect();
     ASSERT_EQ(all_.size(), pool_chunks);
   }

@@ -15,6 +15,7 @@
 #include "memhandover/base/error.hpp"
 #include "memhandover/device/cuda_driver.hpp"
 #include "tests/memhandover/failing_allocations.hpp"
+#include "tests/patience.hpp"
 #include "tests/runtime/step/job_and_server.hpp"
 #include "tests/runtime/step/walk.hpp"
 
@@ -59,7 +60,7 @@ class out_of_memory_test : public job_and_server_test<watched_gate> {
   /// Whether all of the pool can be the server's, and then a micro-batch's.
   void expect_nothing_lost() {
     // What was demanded in vain is not demanded again at once.
-    auto const until = steady_clock::now() + 5s;
+    auto const until = steady_clock::now() + patience;
     auto all = acquire(chunks_);
     while (!all && steady_clock::now() < until) {
       all = acquire(chunks_);

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "memhandover/ledger/chunk_counts.hpp"
+#include "tests/patience.hpp"
 #include "tests/runtime/step/fault_world.hpp"
 
 namespace sluice::test::spaces {
@@ -43,7 +44,7 @@ class training_spaces_test : public testing::TestWithParam<char const*> {
 
   /// Gets so many chunks into the stock.
   void get(std::uint32_t chunks) {
-    client_->ask(chunks, lifetime::revocable, std::chrono::steady_clock::now() + 20s);
+    client_->ask(chunks, lifetime::revocable, std::chrono::steady_clock::now() + patience);
     auto const before = spaces_->stock().size();
     spaces_->stock().collect();
     ASSERT_EQ(spaces_->stock().size(), before + chunks);
