@@ -131,6 +131,17 @@ class pool_server final : public serving_pool, public std::enable_shared_from_th
     acquisition_.gather_owed(deadline, unused);
   }
 
+  [[nodiscard]] bool is_needed() const override {
+    std::lock_guard const lock{mutex_};
+    return acquisition_.is_needed();
+  }
+
+  bool gather_needed(steady_clock::time_point deadline, std::stop_token called_off) override {
+    std::unique_lock const alone{acquiring_};
+    handover_report unused;  // it is no handover to this server
+    return acquisition_.gather_needed(urgency::spare(deadline, std::move(called_off)), unused);
+  }
+
   void set_reserve(std::uint64_t bytes) override {
     std::lock_guard const lock{mutex_};
     reserve_ = static_cast<std::uint32_t>((bytes + shape().chunk_bytes - 1) / shape().chunk_bytes);

@@ -21,6 +21,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <stop_token>
 #include <string>
 
 #include "memhandover/client/chunk_pool.hpp"
@@ -174,6 +175,14 @@ class serving_pool : public chunk_pool {
   /// Demands what is owed now from tenants, by `deadline`: for an engine from jobs, and from other engines where the options say
   /// so; for a job from engines. What comes free is kept for them. Too little is no error.
   virtual void gather_owed(std::chrono::steady_clock::time_point deadline) = 0;
+
+  /// Whether a job that cannot go on needs memory which jobs of lower priority could give.
+  [[nodiscard]] virtual bool is_needed() const = 0;
+  /// Demands that from them, by `deadline`, without parking anybody. What comes free is kept for who needs it. Too little is no
+  /// error. Returns whether it has come. Throws `cancelled` when it is called off, or somebody else wants memory meanwhile, and
+  /// `deadline_exceeded` as `acquire`.
+  virtual bool gather_needed(std::chrono::steady_clock::time_point deadline,
+                             std::stop_token called_off = {}) = 0;
 
   /// Free bytes that are kept from tenants, so that cold starts find memory at once (the reserve
   /// W).

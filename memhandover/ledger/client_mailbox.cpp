@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "memhandover/ledger/job_needs.hpp"
+
 namespace sluice::memhandover {
 
 client_mailbox::client_mailbox(ledger_view const& view, std::uint32_t slot)
@@ -99,7 +101,7 @@ void client_mailbox::set_waiting(bool waiting) noexcept {
 }
 
 std::uint32_t client_mailbox::grantable() const noexcept {
-  return view_.header().grantable.load(std::memory_order_seq_cst);
+  return grantable_to(view_, slot_);
 }
 
 }  // namespace sluice::memhandover

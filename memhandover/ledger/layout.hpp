@@ -48,7 +48,7 @@
 namespace sluice::memhandover {
 
 inline constexpr std::uint64_t ledger_magic = 0x31474c4543494c53;  // "SLICELG1"
-inline constexpr std::uint32_t layout_version = 21;
+inline constexpr std::uint32_t layout_version = 22;
 inline constexpr std::uint32_t max_clients = 32;
 inline constexpr std::uint32_t broker_slot = 0xffff;
 inline constexpr std::uint16_t left_slot = 0xfffe;  ///< serving, but its server is dead
@@ -282,6 +282,9 @@ struct alignas(64) client_report {
   std::atomic<std::uint64_t> used_bytes;     ///< of that memory, what requests use now
   std::atomic<std::int64_t> waits_since_ns;  ///< somebody waits for what is parked; 0: nobody
   std::atomic<std::int64_t> looked_ns;       ///< when it has looked for that last
+  /// Of a job that cannot go on without them (job_needs.hpp), until then, CLOCK_MONOTONIC.
+  std::atomic<std::int64_t> needed_until_ns;
+  std::atomic<std::uint32_t> needed_chunks;
   std::atomic<std::uint64_t> window_ns,
       window_away_ns;                    ///< of the last such window, in which it was parked
   std::atomic<std::uint64_t> missed_ns;  ///< in all: back later than its share says

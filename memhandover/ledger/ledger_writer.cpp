@@ -7,6 +7,7 @@
 #include "memhandover/ledger/chunk_choice.hpp"
 #include "memhandover/ledger/client_entries.hpp"
 #include "memhandover/ledger/client_kinds.hpp"
+#include "memhandover/ledger/job_needs.hpp"
 
 namespace sluice::memhandover {
 namespace {
@@ -125,10 +126,13 @@ std::uint32_t ledger_writer::grant(std::uint32_t slot, std::uint32_t request) {
   auto const owed_ns = whole || grows ? owed_at(slot, now_ns) : std::nullopt;
   bool const is_owed = owed_ns && *owed_ns <= now_ns;
   auto const to_be_had = [&] {
-    return goes_first || is_owed ? free_
-           : whole               ? beside_owed(now_ns)
-           : beyond_reserve      ? beside_parked(free_ - std::min(free_, wanted_))
-                                 : beside_parked(grantable());
+    if (goes_first || is_owed) {
+      return free_;
+    }
+    auto const chunks = whole            ? beside_owed(now_ns)
+                        : beyond_reserve ? beside_parked(free_ - std::min(free_, wanted_))
+                                         : beside_parked(grantable());
+    return beside_needs(view_, slot, chunks, held_by(slot));
   };
   if (left_ > 0 && wish > to_be_had()) {
     release_left(wish - to_be_had());
@@ -315,6 +319,12 @@ std::optional<std::int64_t> ledger_writer::owed_at(std::uint32_t slot, std::int6
     return std::nullopt;
   }
   return at_ns;
+}
+
+std::uint32_t ledger_writer::missing_for(std::uint32_t slot) const {
+  auto const needed = needed_by(view_, slot);
+  return needed -
+         std::min(needed, beside_needs(view_, slot, beside_parked(grantable()), held_by(slot)));
 }
 
 std::uint32_t ledger_writer::owed_to(std::uint32_t slot) const {

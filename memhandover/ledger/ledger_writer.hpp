@@ -73,6 +73,9 @@ class ledger_writer {
   /// Of those, what is not owed to tenants that are parked.
   [[nodiscard]] std::uint32_t available_chunks() const;
 
+  /// Of what the job in `slot` needs (job_needs.hpp), what it would not be granted now.
+  [[nodiscard]] std::uint32_t missing_for(std::uint32_t slot) const;
+
   /// Of what is owed now, what the tenant in `slot` is.
   [[nodiscard]] std::uint32_t owed_to(std::uint32_t slot) const;
 

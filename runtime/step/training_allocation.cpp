@@ -8,6 +8,7 @@
 #include "memhandover/base/error.hpp"
 #include "memhandover/ledger/chunk_counts.hpp"
 #include "memhandover/ledger/client_entries.hpp"
+#include "memhandover/ledger/job_needs.hpp"
 #include "memhandover/ledger/pool_account.hpp"
 #include "runtime/step/training_memory.hpp"
 
@@ -200,16 +201,49 @@ bool training_memory::await_persistent(space const& where, std::size_t bytes, sh
   return granted;
 }
 
-/// Of an engine, which others wait for: the server makes room for it, as for one that comes back.
+/// Of an engine, which others wait for: the server makes room for it, as for one that comes back. Of a job those of lower priority do.
 void training_memory::show_shortage(std::uint32_t chunks) noexcept {
+  auto& mailbox = client_->mailbox();
   if (options_.kind != memhandover::client_kind::engine) {
+    show_need(chunks, look_again);
     return;
   }
-  auto& mailbox = client_->mailbox();
   auto const now_ns = memhandover::monotonic_ns();
   mailbox.short_chunks.store(chunks);
   mailbox.looked_ns.store(now_ns);
   mailbox.owed_ns.store(chunks == 0 ? 0 : now_ns);
+}
+
+/// Before jobs of lower priority, if there are any, they could give it, and a server would ask them: else it is false and nothing is
+/// said, since they would go without for nothing. Whoever waits says it again and again.
+bool training_memory::show_need(std::uint32_t chunks, milliseconds patience) noexcept {
+  constexpr milliseconds until_said_again{1000};
+  auto& mailbox = client_->mailbox();
+  auto const& view = client_->view();
+  auto const slot = client_->slot();
+  bool const comes_first = chunks > 0 && view.header().serving_now.load() != 0 &&
+                           memhandover::outranks_another(view, slot) &&
+                           memhandover::could_have(view, slot, chunks);
+  if (comes_first) {
+    memhandover::show_need(mailbox, chunks, patience + until_said_again);
+  } else {
+    memhandover::withdraw_need(mailbox);
+  }
+  return comes_first;
+}
+
+/// What others were not granted for it, who may have it from now on. False: it was not all there any more.
+bool training_memory::take_needed(std::uint32_t chunks) {
+  client_->ask(chunks, memhandover::lifetime::revocable, steady_clock::now() + writer_patience);
+  std::lock_guard const lock{mutex_};
+  auto const before = spaces_->unused();
+  spaces_->stock().collect();
+  bool const has_all = spaces_->unused() >= before + chunks;
+  if (has_all) {
+    memhandover::withdraw_need(client_->mailbox());
+  }
+  spaces_->publish();
+  return has_all;
 }
 
 /// Whether there is memory that comes free by itself: what a server or another job held that has gone, which is taken back as
@@ -223,7 +257,7 @@ bool training_memory::is_on_its_way(std::uint32_t wanted) const {
       return true;
     }
   }
-  return counted.serving > 0 || view.header().grantable.load() >= wanted ||
+  return counted.serving > 0 || memhandover::grantable_to(view, client_->slot()) >= wanted ||
          counted.by_client.at(client_->slot()) >
              spaces_->arena().chunks().size() + spaces_->unused() + spaces_->kept();
 }

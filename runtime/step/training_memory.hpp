@@ -183,7 +183,8 @@ class training_memory {
   [[nodiscard]] bool is_away() const noexcept;
   [[nodiscard]] bool is_on_its_way(std::uint32_t wanted) const;
   [[nodiscard]] std::uint64_t starved_in(std::size_t bytes) const;
-  [[nodiscard]] bool an_earlier_job_waits() const;
+  bool show_need(std::uint32_t chunks, std::chrono::milliseconds patience) noexcept;
+  [[nodiscard]] bool take_needed(std::uint32_t chunks);
 
   /// Who can be stopped from computing with the arena.
   [[nodiscard]] launch_gate& computing() noexcept;

@@ -3,6 +3,7 @@
 #include <limits>
 
 #include "memhandover/ledger/client_entries.hpp"
+#include "memhandover/ledger/job_needs.hpp"
 #include "runtime/step/training_memory.hpp"
 
 namespace sluice::step {
@@ -21,7 +22,7 @@ constexpr milliseconds release_patience{1000};
 std::uint64_t training_memory::capacity_bytes() const {
   std::lock_guard const lock{mutex_};
   auto const chunks = spaces_->arena().chunks().size() + spaces_->unused() +
-                      client_->view().header().grantable.load();
+                      memhandover::grantable_to(client_->view(), client_->slot());
   return chunks * client_->view().shape().chunk_bytes;
 }
 
@@ -39,7 +40,8 @@ std::uint64_t training_memory::persistent_free_bytes() const {
   auto const& arena = spaces_->arena();
   auto const& persistent = spaces_->persistent().ranges();
   auto const idle = arena.revoked() ? 0 : arena.idle_chunks();
-  auto const chunks = spaces_->unused() + idle + client_->view().header().grantable.load();
+  auto const chunks =
+      spaces_->unused() + idle + memhandover::grantable_to(client_->view(), client_->slot());
   return persistent.capacity() - persistent.used() + chunks * memory_->shape().chunk_bytes;
 }
 
@@ -52,10 +54,12 @@ bool training_memory::wait_capacity(std::uint64_t bytes, milliseconds patience) 
   auto const chunk = client_->view().shape().chunk_bytes;
   std::uint64_t own = 0;
   bool stands_back = false;
+  bool away = false;
   {
     std::lock_guard const lock{mutex_};
     own = (spaces_->arena().chunks().size() + spaces_->unused()) * chunk;
     stands_back = waits_to_stand_back_ > 0;
+    away = is_away();
     waits_to_stand_back_ -= stands_back ? 1 : 0;
   }
   if (stands_back) {  // what is free now another is about to take
@@ -63,31 +67,22 @@ bool training_memory::wait_capacity(std::uint64_t bytes, milliseconds patience) 
     return client_->wait_grantable(more_than_there_are, steady_clock::now() + patience);
   }
   if (own >= bytes) {
+    memhandover::withdraw_need(client_->mailbox());
     return true;
   }
   auto const missing = static_cast<std::uint32_t>((bytes - own - 1) / chunk + 1);
+  bool const comes_first = !away && show_need(missing, patience);
   if (client_->wait_grantable(missing, steady_clock::now() + patience)) {
-    return true;
+    return !comes_first || take_needed(missing);
   }
   std::lock_guard const lock{mutex_};
   spaces_->count_turn();
   spaces_->release_idle();
   // Two that wait, each with an arena of which the other would have enough, would wait for ever.
-  if (cycle_.is_idle() && an_earlier_job_waits() && spaces_->release_unused()) {
+  if (cycle_.is_idle() && memhandover::waits_behind_another(client_->view(), client_->slot()) &&
+      spaces_->release_unused()) {
     waits_to_stand_back_ = waits_that_let_another_begin;
     spaces_->publish();
-  }
-  return false;
-}
-
-bool training_memory::an_earlier_job_waits() const {
-  auto const& view = client_->view();
-  for (std::uint32_t slot = 0; slot < client_->slot(); ++slot) {
-    auto const* const kind = memhandover::traits_of_live(view.clients()[slot]);
-    if (kind != nullptr && kind->kind == memhandover::client_kind::training &&
-        view.mailbox(slot).waiting.load() != 0) {
-      return true;
-    }
   }
   return false;
 }

@@ -39,6 +39,7 @@
 #include "memhandover/ledger/client_kinds.hpp"
 #include "memhandover/ledger/client_mailbox.hpp"
 #include "memhandover/ledger/demand_order.hpp"
+#include "memhandover/ledger/job_needs.hpp"
 #include "memhandover/ledger/pool_account.hpp"
 #include "memhandover/ledger/promised_chunks.hpp"
 #include "memhandover/parking/return_estimate.hpp"
@@ -268,6 +269,12 @@ void of_standing(ledger_view const& view, std::uint32_t slot) {
   write_client(view, slot, {.kind = client_kind::training, .standing = {priority::high, 12}});
   auto const of = standing_of(view.clients()[slot], view.header().chunk_count);
   of.least_chunks;
+}
+
+void of_job_needs(ledger_view const& view, mailbox_header& mailbox, std::uint32_t slot) {
+  show_need(mailbox, 12, 1s);
+  beside_needs(view, slot, 20, 3);
+  withdraw_need(mailbox);
 }
 
 void of_job_wish(pool_shape const& shape) {

@@ -4,8 +4,10 @@
 #include <sys/eventfd.h>
 
 #include <array>
+#include <chrono>
 
 #include "memhandover/base/bytes.hpp"
+#include "memhandover/ledger/job_needs.hpp"
 
 namespace sluice::memhandover {
 namespace {
@@ -380,6 +382,112 @@ TEST_F(ledger_writer_test, what_is_asked_for_whole_is_granted_whole_or_not_at_al
   request(0, 30 | request_whole);
   writer.pump();
   EXPECT_EQ(granted(0).chunks, 30U);
+}
+
+/// Of a job that cannot go on; that in slot 1 is of normal priority.
+class needed_memory_test : public ledger_writer_test {
+ protected:
+  void rank(std::uint32_t slot, priority rank, std::uint32_t least = 0) {
+    view_.clients()[slot].rank.store(static_cast<std::uint32_t>(rank));
+    view_.clients()[slot].least_chunks.store(least);
+  }
+  void need(std::uint32_t slot, std::uint32_t count, std::chrono::nanoseconds lasts) {
+    show_need(view_.mailbox(slot), count, lasts);
+  }
+  static constexpr std::chrono::hours long_enough{1};
+};
+
+TEST_F(needed_memory_test, goes_to_no_job_of_lower_priority) {
+  ledger_writer writer{view_};
+  rank(0, priority::high);
+  need(0, 25, long_enough);
+  EXPECT_EQ(grantable_to(view_, 1), chunks - 25);
+  EXPECT_EQ(grantable_to(view_, 0), chunks);
+  request(1, chunks);
+  writer.pump();
+  EXPECT_EQ(granted(1).chunks, chunks - 25);
+  EXPECT_EQ(writer.missing_for(0), 0U);
+  request(3, 5);
+  writer.pump();
+  EXPECT_EQ(granted(3).chunks, 5U) << "an engine's requests come first";
+  EXPECT_EQ(writer.missing_for(0), 5U);
+  request(0, 25);
+  writer.pump();
+  EXPECT_EQ(granted(0).chunks, 20U);
+}
+
+TEST_F(needed_memory_test, is_nothing_to_jobs_of_the_same_priority_or_a_higher_one) {
+  ledger_writer writer{view_};
+  need(0, 25, long_enough);
+  request(1, 30);
+  writer.pump();
+  EXPECT_EQ(granted(1).chunks, 30U);
+  rank(1, priority::high);
+  request(1, chunks);
+  writer.pump();
+  EXPECT_EQ(granted(1).chunks, 10U);
+}
+
+TEST_F(needed_memory_test, leaves_others_their_minimum) {
+  ledger_writer writer{view_};
+  rank(0, priority::high);
+  rank(1, priority::low, 10);
+  need(0, chunks, long_enough);
+  request(1, chunks);
+  writer.pump();
+  EXPECT_EQ(granted(1).chunks, 10U);
+  request(1, chunks);
+  writer.pump();
+  EXPECT_EQ(granted(1).chunks, 0U);
+}
+
+TEST_F(needed_memory_test, is_nobodys_where_its_job_does_not_say_so_any_more_or_has_ended) {
+  ledger_writer writer{view_};
+  rank(0, priority::high);
+  need(0, chunks, std::chrono::nanoseconds{-1});
+  EXPECT_EQ(grantable_to(view_, 1), chunks);
+  need(0, chunks, long_enough);
+  EXPECT_EQ(grantable_to(view_, 1), 0U);
+  withdraw_need(view_.mailbox(0));
+  EXPECT_EQ(grantable_to(view_, 1), chunks);
+  need(0, chunks, long_enough);
+  view_.clients()[0].status.store(static_cast<std::uint32_t>(client_status::gone));
+  EXPECT_EQ(grantable_to(view_, 1), chunks);
+  EXPECT_FALSE(first_in_need(view_));
+}
+
+TEST_F(needed_memory_test, is_what_is_free_and_what_jobs_of_lower_priority_could_give) {
+  ledger_writer writer{view_};
+  rank(0, priority::high);
+  rank(1, priority::low, 6);
+  request(1, 20);
+  request(3, 5);
+  writer.pump();
+  EXPECT_TRUE(could_have(view_, 0, 15 + 14));
+  EXPECT_FALSE(could_have(view_, 0, 15 + 15)) << "of a minimum, or of an engine";
+  view_.mailbox(1).kept_chunks.store(12);
+  EXPECT_TRUE(could_have(view_, 0, 15 + 8));
+  EXPECT_FALSE(could_have(view_, 0, 15 + 9)) << "it would have to be parked";
+  EXPECT_TRUE(could_have(view_, 1, 15));
+  EXPECT_FALSE(could_have(view_, 1, 16));
+  rank(1, priority::high);
+  EXPECT_FALSE(could_have(view_, 0, 16));
+}
+
+TEST_F(needed_memory_test, is_first_that_of_the_highest_priority) {
+  need(0, 1, long_enough);
+  EXPECT_EQ(first_in_need(view_), 0U);
+  need(1, 1, long_enough);
+  EXPECT_EQ(first_in_need(view_), 0U);
+  rank(1, priority::high);
+  EXPECT_EQ(first_in_need(view_), 1U);
+  EXPECT_TRUE(outranks_another(view_, 1));
+  EXPECT_FALSE(outranks_another(view_, 0));
+  EXPECT_FALSE(outranks_another(view_, 3)) << "an engine";
+  view_.mailbox(0).waiting.store(1);
+  view_.mailbox(1).waiting.store(1);
+  EXPECT_TRUE(waits_behind_another(view_, 0));
+  EXPECT_FALSE(waits_behind_another(view_, 1)) << "which is in a later slot";
 }
 
 /// Of a tenant that is parked and waits.

@@ -12,7 +12,6 @@ namespace sluice::memhandover {
 namespace {
 
 using server::testing::heap_pool;
-using server::testing::patience;
 using std::chrono::steady_clock;
 
 /// A heap over a small pool; every tensor that is loaded is filled with a number of its own.

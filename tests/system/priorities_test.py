@@ -64,7 +64,7 @@ class Jobs:
         eventually(lambda: self.of(name)["commits"] >= before + 3, f"{name} goes on")
 
     def waits(self, name: str) -> None:
-        eventually(lambda: self.of(name)["state"] == "waiting", f"{name} waits")
+        eventually(lambda: (self.of(name) or {}).get("state") == "waiting", f"{name} waits")
 
     def of(self, name: str) -> dict:
         return self.world.job(name)
@@ -153,6 +153,38 @@ def test_a_minimum_is_left_to_a_job_and_one_of_higher_priority_gives(jobs):
     assert "104 MiB" in shown
     jobs.server.end()
     jobs.goes_on("high")
+    jobs.check_losses()
+
+
+@pytest.mark.deadline(600)
+def test_a_job_of_high_priority_has_what_it_needs_of_one_that_had_the_pool_before_it(jobs):
+    jobs.serve(8)
+    jobs.start("low", 200, 8, "--priority", "low")
+    jobs.await_all()
+    jobs.start("high", 150, 8, "--priority", "high")
+    jobs.await_all()
+    jobs.goes_on("high")
+    jobs.waits("low")
+    jobs.goes_on("high")
+    assert jobs.of("high")["discards"] == 0
+    high = jobs.processes["high"]
+    high.process.stdin.close()
+    assert high.process.wait(PATIENCE_SECONDS) == 0
+    jobs.goes_on("low")
+    jobs.check_losses()
+
+
+@pytest.mark.deadline(600)
+def test_jobs_of_which_only_one_has_room_go_on_by_priority_without_a_server(jobs):
+    jobs.start("high", 150, 8, "--priority", "high")
+    jobs.await_all()
+    jobs.start("low", 150, 8, "--priority", "low")
+    jobs.waits("low")
+    jobs.goes_on("high")
+    high = jobs.processes["high"]
+    high.process.stdin.close()
+    assert high.process.wait(PATIENCE_SECONDS) == 0
+    eventually(lambda: "ready\n" in jobs.processes["low"].lines.found, "the first step of low")
     jobs.check_losses()
 
 

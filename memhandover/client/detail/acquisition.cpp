@@ -15,6 +15,7 @@
 #include "memhandover/base/system_error.hpp"
 #include "memhandover/ledger/chunk_choice.hpp"
 #include "memhandover/ledger/client_entries.hpp"
+#include "memhandover/ledger/job_needs.hpp"
 #include "memhandover/ledger/promised_chunks.hpp"
 
 namespace sluice::memhandover::detail {
@@ -84,10 +85,7 @@ std::vector<std::uint32_t> acquisition::obtain(std::uint64_t bytes, urgency cons
   report.bytes = count * shape.chunk_bytes;
 
   // Before the mutex, which it needs, so that it goes after that.
-  std::stop_callback const wakes{how.called_off, [this] {
-                                   { std::lock_guard const held{of_.mutex}; }
-                                   of_.mail.notify_all();
-                                 }};
+  std::stop_callback const wakes{how.called_off, waker()};
   std::unique_lock lock{of_.mutex};
   auto& writer = *of_.writer;
   writer.pump();
@@ -193,6 +191,68 @@ std::vector<std::uint32_t> acquisition::not_to_ask_for_owed() const {
   }
   for (std::uint32_t slot = 0; job_is_owed && slot < max_clients; ++slot) {
     if (turn_of(slot) == turn_in_handovers::first) {
+      slots.push_back(slot);
+    }
+  }
+  return slots;
+}
+
+/// For who waits for mail, when a call is called off.
+std::function<void()> acquisition::waker() const {
+  return [this] {
+    { std::lock_guard const held{of_.mutex}; }
+    of_.mail.notify_all();
+  };
+}
+
+bool acquisition::is_needed() const {
+  auto const of = first_in_need(of_.view);
+  auto const missing = of ? of_.writer->missing_for(*of) : 0;
+  if (missing == 0) {
+    return false;
+  }
+  auto const skipped = not_below(*of);
+  std::uint32_t most = 0;
+  for (std::uint32_t slot = 0; slot < max_clients; ++slot) {
+    most += std::find(skipped.begin(), skipped.end(), slot) == skipped.end() ? spare_of(slot) : 0;
+  }
+  return most >= missing;  // nothing is taken from anybody for what cannot be had
+}
+
+bool acquisition::gather_needed(urgency const& how, handover_report& report) {
+  std::vector<std::uint32_t> foreseen;
+  foresight const none;
+  std::stop_callback const wakes{how.called_off, waker()};  // before the mutex, as above
+  std::unique_lock lock{of_.mutex};
+  of_.writer->pump();
+  if (!is_needed()) {
+    return false;
+  }
+  auto const needing = first_in_need(of_.view);
+  auto const missing = [&] { return needing ? of_.writer->missing_for(*needing) : 0; };
+  wish const wanted{0, how, none, foreseen, missing, false};
+  spent asked;
+  asked.add(not_below(needing.value_or(of_.slot)));
+  while (missing() > 0 && steady_clock::now() < how.deadline) {
+    auto const next = next_to_ask(asked, missing(), true);
+    if (!next) {
+      return false;
+    }
+    auto const before = missing();
+    demand_from(*next, wanted, lock, report);
+    if (missing() >= before) {
+      asked.add({next->slot});
+    }
+  }
+  return missing() == 0;
+}
+
+/// All but jobs of lower priority than the one in need.
+std::vector<std::uint32_t> acquisition::not_below(std::uint32_t needing) const {
+  std::vector<std::uint32_t> slots;
+  for (std::uint32_t slot = 0; slot < max_clients; ++slot) {
+    if (turn_of(slot) != turn_in_handovers::first ||
+        standing_in(slot).rank >= standing_in(needing).rank) {
       slots.push_back(slot);
     }
   }

@@ -57,6 +57,11 @@ class acquisition {
   /// error.
   void gather_owed(std::chrono::steady_clock::time_point deadline, handover_report& report);
 
+  /// Whether a job needs memory (job_needs.hpp) that those of lower priority could give; with the mutex.
+  [[nodiscard]] bool is_needed() const;
+  /// Demands that from them, as what is spare, and so without parking anybody; too little is no error. Returns whether it has come.
+  bool gather_needed(urgency const& how, handover_report& report);
+
  private:
   struct wish {
     std::uint32_t chunks = 0;
@@ -83,6 +88,7 @@ class acquisition {
     void add(std::vector<std::uint32_t> const& slots);
   };
 
+  [[nodiscard]] std::function<void()> waker() const;
   [[nodiscard]] std::uint32_t reachable() const;
   void refuse_spare(std::uint32_t count) const;
   [[nodiscard]] bool is_called_off(urgency const& how) const;
@@ -110,6 +116,7 @@ class acquisition {
                                                       bool is_spare = false) const;
   [[nodiscard]] std::string minimums() const;
   [[nodiscard]] std::vector<std::uint32_t> not_to_ask_for_owed() const;
+  [[nodiscard]] std::vector<std::uint32_t> not_below(std::uint32_t needing) const;
   [[nodiscard]] bool dying_hold() const;
   [[nodiscard]] std::string room_for_copies() const;
   [[nodiscard]] std::string disks_that_failed() const;

@@ -83,6 +83,7 @@ void model_host::impl::work_off(lock_type& lock) {
 void model_host::impl::next_step(lock_type& lock) {
   auto const now = clock::now();
   gather_owed(lock, now);
+  gather_needed(lock, now);
   give_way(now);
   for (model_index number = 0; number < slots_.size(); ++number) {
     auto& each = slots_[number];
@@ -212,6 +213,31 @@ void model_host::impl::gather_owed(lock_type& lock, clock::time_point now) {
     next_gathering_ = clock::now() + longest_gathering;  // others are to be loaded meanwhile
   }
   lock.lock();
+}
+
+/// What a job of higher priority cannot go on without, once a tick at most, and less often where it does not come: each time costs
+/// others a micro-batch.
+void model_host::impl::gather_needed(lock_type& lock, clock::time_point now) {
+  if (!std::exchange(is_needed_, false) || next_needed_ > now) {
+    return;
+  }
+  next_needed_ = now + longest_gathering;
+  auto const called_off = prewarming_.emplace(spare_load{}).ends.get_token();
+  lock.unlock();
+  try {
+    if (pool_->gather_needed(now + longest_gathering, called_off)) {
+      next_needed_ = now;
+    }
+  } catch (error const& failure) {
+    if (failure.kind() == error_kind::cancelled) {
+      next_needed_ = now;  // a request comes first
+    } else {
+      spdlog::warn("what a job needs is not given in time reason={}",
+                   telemetry::quoted(failure.what()));
+    }
+  }
+  lock.lock();
+  prewarming_.reset();
 }
 
 /// When memory is owed to a job, models that it takes for that are released, each as soon as it has no requests.

@@ -143,6 +143,7 @@ void model_host::impl::tick(lock_type& lock, clock::time_point now) {
   share_memory(lock);
   publish_run_ahead();
   owed_ = pool_->owed();
+  is_needed_ = pool_->is_needed();
   give_way(clock::now());  // an executor that loads, or computes, has none of its steps meanwhile
   work_.notify_one();      // idle timeouts may have changed, and memory may be owed
   rest_activations(lock, now);

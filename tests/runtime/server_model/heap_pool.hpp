@@ -24,11 +24,9 @@
 
 #include "memhandover/base/error.hpp"
 #include "memhandover/client/serving_pool.hpp"
+#include "tests/patience.hpp"
 
 namespace sluice::server::testing {
-
-inline constexpr std::chrono::seconds patience{
-    20};  // longer than any machine needs; a hang becomes a failure
 
 class heap_pool final : public memhandover::serving_pool,
                         public std::enable_shared_from_this<heap_pool> {
@@ -208,6 +206,11 @@ class heap_pool final : public memhandover::serving_pool,
   }
 
   void gather_owed(std::chrono::steady_clock::time_point /*deadline*/) override {}
+  [[nodiscard]] bool is_needed() const override { return false; }
+  bool gather_needed(std::chrono::steady_clock::time_point /*deadline*/,
+                     std::stop_token /*called_off*/) override {
+    return false;
+  }
   void set_reserve(std::uint64_t bytes) override {
     std::lock_guard const lock{mutex_};
     reserve_ = bytes;

@@ -23,9 +23,11 @@
 #include "memhandover/client/membership.hpp"
 #include "memhandover/client/serving_pool.hpp"
 #include "memhandover/ledger/client_kinds.hpp"
+#include "memhandover/ledger/job_needs.hpp"
 #include "memhandover/ledger/ledger.hpp"
 #include "memhandover/ledger/ledger_writer.hpp"
 #include "tests/memhandover/failing_allocations.hpp"
+#include "tests/patience.hpp"
 #include "tests/runtime/step/fault_world.hpp"
 
 namespace sluice::test {
@@ -53,13 +55,13 @@ TEST(tenant_client_test, who_asks_is_answered_although_a_demand_waits_for_whoeve
       world.broker(), client_kind::training, "job", [&](demand const& /*what*/) {
         demanded = true;
         demanded.notify_all();
-        in_time = answer.wait_for(20s) == std::future_status::ready;
+        in_time = answer.wait_for(patience) == std::future_status::ready;
         demand_answer given;
         given.chunks = held;
         return given;
       });
   auto const all = job->view().shape();
-  job->ask(all.chunk_count, lifetime::revocable, steady_clock::now() + 20s);
+  job->ask(all.chunk_count, lifetime::revocable, steady_clock::now() + patience);
   held = job->collect();
   ASSERT_EQ(held.size(), all.chunk_count);
   auto const server = world.join_server();
@@ -84,7 +86,7 @@ TEST(tenant_client_test, who_wants_memory_of_a_job_that_leaves_has_it_when_that_
                                    return demand_answer{};
                                  });
   auto const all = job->view().shape();
-  job->ask(all.chunk_count, lifetime::revocable, steady_clock::now() + 20s);
+  job->ask(all.chunk_count, lifetime::revocable, steady_clock::now() + patience);
   ASSERT_EQ(job->collect().size(), all.chunk_count);
   auto const server = world.join_server();
   job->leave();
@@ -109,13 +111,13 @@ TEST(tenant_client_test, what_was_given_back_is_counted_once_that_was_waited_for
                                        [](demand const& /*what*/) { return demand_answer{}; });
   auto const all = job->view().shape().chunk_count;
   for (int turn = 0; turn < 100; ++turn) {
-    job->ask(all, lifetime::lasting, steady_clock::now() + 20s);
+    job->ask(all, lifetime::lasting, steady_clock::now() + patience);
     auto const held = job->collect();
     ASSERT_EQ(held.size(), all);
     ASSERT_EQ(job->view().header().grantable.load(), 0);
 
     job->release(held);
-    job->await_releases(steady_clock::now() + 20s);
+    job->await_releases(steady_clock::now() + patience);
     ASSERT_EQ(job->view().header().grantable.load(), all) << "turn " << turn;
   }
 }
@@ -142,14 +144,14 @@ TEST(tenant_client_test, what_throws_on_the_control_thread_ends_nothing) {
   auto const all = job->view().shape();
   auto const server = world.join_server();
   for (int turn = 0; turn < 2; ++turn) {
-    job->ask(all.chunk_count, lifetime::revocable, steady_clock::now() + 20s);
+    job->ask(all.chunk_count, lifetime::revocable, steady_clock::now() + patience);
     {
       std::lock_guard const lock{one};
       held = job->collect();
       ASSERT_EQ(held.size(), all.chunk_count);
     }
-    EXPECT_THROW((void)server->acquire(all.bytes() / 2, steady_clock::now() + 20s), error);
-    EXPECT_NO_THROW((void)server->acquire(all.bytes() / 2, steady_clock::now() + 20s));
+    EXPECT_THROW((void)server->acquire(all.bytes() / 2, steady_clock::now() + patience), error);
+    EXPECT_NO_THROW((void)server->acquire(all.bytes() / 2, steady_clock::now() + patience));
     EXPECT_EQ(demands.exchange(0), 2);
   }
 }
@@ -166,7 +168,7 @@ class giving_tenant {
     client_ = tenant_client::join(
         world.broker(), kind, memhandover::traits_of(kind).name,
         [this](demand const& what) { return give(what); }, wish);
-    client_->ask(count, lifetime::lasting, steady_clock::now() + 20s);
+    client_->ask(count, lifetime::lasting, steady_clock::now() + patience);
     held_ = client_->collect();
     EXPECT_EQ(held_.size(), count);
   }
@@ -220,10 +222,10 @@ TEST(tenant_client_test, training_is_asked_first_and_engines_for_the_rest_the_la
       {.runtime_dir = world.folder(), .demands_from_engines = true});
   auto const chunk = server->shape().chunk_bytes;
   ASSERT_EQ(server->shape().chunk_count, 24U);
-  auto const some = server->acquire(5 * chunk, steady_clock::now() + 20s);
+  auto const some = server->acquire(5 * chunk, steady_clock::now() + patience);
   EXPECT_EQ(job.demanded(), demands{5});
   EXPECT_EQ(large.demanded(), demands{});
-  auto const more = server->acquire(11 * chunk, steady_clock::now() + 20s);
+  auto const more = server->acquire(11 * chunk, steady_clock::now() + patience);
   EXPECT_EQ(job.demanded(), demands{11});
   EXPECT_EQ(large.demanded(), demands{8});
   EXPECT_EQ(small.demanded(), demands{});
@@ -241,10 +243,10 @@ TEST(tenant_client_test, nobody_is_asked_for_what_only_an_engine_could_give_that
   auto const server = world.join_server();
   auto const chunk = server->shape().chunk_bytes;
   EXPECT_EQ(server->usage().kept_bytes, 10 * chunk);
-  EXPECT_THROW((void)server->acquire(15 * chunk, steady_clock::now() + 20s), error);
+  EXPECT_THROW((void)server->acquire(15 * chunk, steady_clock::now() + patience), error);
   EXPECT_EQ(job.demanded(), demands{});
   EXPECT_EQ(engine.demanded(), demands{});
-  EXPECT_EQ(server->acquire(14 * chunk, steady_clock::now() + 20s).bytes(), 14 * chunk);
+  EXPECT_EQ(server->acquire(14 * chunk, steady_clock::now() + patience).bytes(), 14 * chunk);
   EXPECT_EQ(job.demanded(), demands{8});
   EXPECT_EQ(engine.demanded(), demands{});
 }
@@ -258,7 +260,7 @@ TEST(tenant_client_test, of_several_each_counts_for_what_it_has_given_and_for_it
   auto const server = world.join_server();
   auto const chunk = server->shape().chunk_bytes;
   handover_report report;
-  auto const most = server->acquire(20 * chunk, steady_clock::now() + 20s, &report);
+  auto const most = server->acquire(20 * chunk, steady_clock::now() + patience, &report);
   EXPECT_EQ(first.demanded(), demands{10});
   EXPECT_EQ(second.demanded(), demands{4});
   EXPECT_EQ(report.bytes_reclaimed, 14 * chunk);
@@ -276,7 +278,7 @@ TEST(tenant_client_test, what_is_given_for_the_reserve_is_not_part_of_what_was_a
   auto const chunk = server->shape().chunk_bytes;
   server->set_reserve(4 * chunk);
   handover_report report;
-  auto const some = server->acquire(7 * chunk, steady_clock::now() + 20s, &report);
+  auto const some = server->acquire(7 * chunk, steady_clock::now() + patience, &report);
   EXPECT_EQ(job.demanded(), demands{7});
   EXPECT_EQ(report.bytes_reclaimed, 3 * chunk);
   EXPECT_EQ(report.bytes_live, 3 * chunk);
@@ -292,9 +294,9 @@ TEST(tenant_client_test, engines_give_nothing_for_the_reserve) {
       {.runtime_dir = world.folder(), .demands_from_engines = true});
   auto const chunk = server->shape().chunk_bytes;
   server->set_reserve(2 * chunk);
-  auto const some = server->acquire(10 * chunk, steady_clock::now() + 20s);
+  auto const some = server->acquire(10 * chunk, steady_clock::now() + patience);
   EXPECT_EQ(job.demanded(), demands{6});
-  auto const more = server->acquire(8 * chunk, steady_clock::now() + 20s);
+  auto const more = server->acquire(8 * chunk, steady_clock::now() + patience);
   EXPECT_EQ(job.demanded(), demands{8});
   EXPECT_EQ(engine.demanded(), demands{4});
   EXPECT_EQ(server->usage().engine_bytes, 6 * chunk);
@@ -319,18 +321,18 @@ TEST(tenant_client_test,
   giving_tenant engine{world, client_kind::engine, 6};
   auto const server = memhandover::serving_pool::join(
       {.runtime_dir = world.folder(), .demands_from_engines = true});
-  server->gather_owed(steady_clock::now() + 20s);
+  server->gather_owed(steady_clock::now() + patience);
   EXPECT_EQ(job.demanded(), demands{}) << "nothing is owed";
   lack(engine, &memhandover::client_report::short_chunks, 9);
-  server->gather_owed(steady_clock::now() + 20s);
+  server->gather_owed(steady_clock::now() + patience);
   EXPECT_EQ(job.demanded(), demands{9});
   EXPECT_EQ(other.demanded(), demands{1});
   EXPECT_EQ(engine.demanded(), demands{});
   lack(engine, &memhandover::client_report::short_chunks, 9);  // it looks again and again
   EXPECT_EQ(server->usage().free_bytes, 0U) << "what is free is owed";
-  job.client().ask(9, lifetime::lasting, steady_clock::now() + 20s);
+  job.client().ask(9, lifetime::lasting, steady_clock::now() + patience);
   EXPECT_EQ(job.client().collect().size(), 0U);
-  engine.client().ask(9, lifetime::lasting, steady_clock::now() + 20s);
+  engine.client().ask(9, lifetime::lasting, steady_clock::now() + patience);
   EXPECT_EQ(engine.client().collect().size(), 9U);
 }
 
@@ -343,7 +345,7 @@ TEST(tenant_client_test, what_a_job_is_owed_is_demanded_from_engines_alone) {
   auto const server = memhandover::serving_pool::join(
       {.runtime_dir = world.folder(), .demands_from_engines = true});
   lack(job, &memhandover::client_report::parked_chunks, 12);
-  server->gather_owed(steady_clock::now() + 20s);
+  server->gather_owed(steady_clock::now() + patience);
   EXPECT_EQ(engine.demanded(), demands{12});
   EXPECT_EQ(neighbour.demanded(), demands{});
   EXPECT_EQ(job.demanded(), demands{});
@@ -362,13 +364,13 @@ TEST(tenant_client_test, jobs_of_lower_priority_give_first_whoever_has_most) {
   giving_tenant low{world, client_kind::training, 5, std::nullopt, wish_for(priority::low)};
   auto const server = world.join_server();
   auto const chunk = server->shape().chunk_bytes;
-  auto const some = server->acquire(4 * chunk, steady_clock::now() + 20s);
+  auto const some = server->acquire(4 * chunk, steady_clock::now() + patience);
   EXPECT_EQ(low.demanded(), demands{4});
-  auto const more = server->acquire(6 * chunk, steady_clock::now() + 20s);
+  auto const more = server->acquire(6 * chunk, steady_clock::now() + patience);
   EXPECT_EQ(low.demanded(), demands{6});
   EXPECT_EQ(usual.demanded(), demands{5});
   EXPECT_EQ(high.demanded(), demands{});
-  auto const rest = server->acquire(8 * chunk, steady_clock::now() + 20s);
+  auto const rest = server->acquire(8 * chunk, steady_clock::now() + patience);
   EXPECT_EQ(usual.demanded(), demands{8});
   EXPECT_EQ(high.demanded(), demands{6});
 }
@@ -391,12 +393,12 @@ TEST(tenant_client_test, a_job_of_low_priority_is_parked_before_another_one_give
       memhandover::serving_pool::join({.runtime_dir = world.folder(), .park_stay = 1});
   auto const chunk = server->shape().chunk_bytes;
   EXPECT_EQ(server->usage().kept_bytes, 2 * chunk);
-  auto const some = server->acquire(8 * chunk, steady_clock::now() + 20s);
+  auto const some = server->acquire(8 * chunk, steady_clock::now() + patience);
   EXPECT_EQ(low.demanded(), demands{8});
   EXPECT_EQ(low.might_park(), std::vector{true});
   keeps(low, 2, 0);
   // Of equals nobody is parked as long as what they use for their micro-batches will do.
-  auto const more = server->acquire(6 * chunk, steady_clock::now() + 20s);
+  auto const more = server->acquire(6 * chunk, steady_clock::now() + patience);
   EXPECT_EQ(one.demanded(), demands{4});
   EXPECT_EQ(other.demanded(), demands{2});
   EXPECT_EQ(one.might_park(), std::vector{false});
@@ -415,14 +417,14 @@ TEST(tenant_client_test, a_minimum_is_left_to_a_job_and_another_of_higher_priori
   auto const chunk = server->shape().chunk_bytes;
   EXPECT_EQ(server->usage().kept_bytes, 12 * chunk);
   server->set_reserve(2 * chunk);
-  auto const some = server->acquire(2 * chunk, steady_clock::now() + 20s);
+  auto const some = server->acquire(2 * chunk, steady_clock::now() + patience);
   EXPECT_EQ(low.demanded(), demands{2}) << "not for the reserve either";
   server->set_reserve(0);
-  auto const more = server->acquire(9 * chunk, steady_clock::now() + 20s);
+  auto const more = server->acquire(9 * chunk, steady_clock::now() + patience);
   EXPECT_EQ(low.demanded(), demands{});
   EXPECT_EQ(high.demanded(), demands{9});
   try {
-    auto const never = server->acquire(4 * chunk, steady_clock::now() + 20s);
+    auto const never = server->acquire(4 * chunk, steady_clock::now() + patience);
     FAIL();
   } catch (error const& why) {
     EXPECT_EQ(why.kind(), error_kind::out_of_memory);
@@ -444,13 +446,70 @@ TEST(tenant_client_test, a_demand_that_was_written_for_more_leaves_the_minimum_a
   for (auto const& given : {demands{8}, demands{}}) {
     auto const number = writer.demand(slot, 20);
     job.client().nudge();
-    auto const deadline = steady_clock::now() + 20s;
+    auto const deadline = steady_clock::now() + patience;
     while (job.client().mailbox().demand_done.load() != number) {
       ASSERT_LT(steady_clock::now(), deadline);
       std::this_thread::yield();
     }
     EXPECT_EQ(job.demanded(), given);
   }
+}
+
+/// What the job with that client still needs, over and over, as one that waits for it says it.
+void needs(giving_tenant& job, std::uint32_t chunks) {
+  memhandover::show_need(job.client().mailbox(), chunks, 1h);
+}
+
+TEST(tenant_client_test, what_a_job_needs_is_demanded_from_jobs_of_lower_priority_alone) {
+  using memhandover::priority;
+  fault_world world{"host"};
+  world.start_broker();
+  giving_tenant high{world, client_kind::training, 2, std::nullopt, wish_for(priority::high)};
+  giving_tenant equal{world, client_kind::training, 6, std::nullopt, wish_for(priority::high)};
+  giving_tenant usual{world, client_kind::training, 7};
+  giving_tenant low{world, client_kind::training, 5, std::nullopt, wish_for(priority::low)};
+  auto const server = memhandover::serving_pool::join(
+      {.runtime_dir = world.folder(), .demands_from_engines = true});
+  ASSERT_EQ(server->shape().chunk_count, 24U);
+  EXPECT_FALSE(server->is_needed());
+  needs(high, 4);  // that are free
+  EXPECT_FALSE(server->is_needed());
+  needs(high, 11);
+  EXPECT_TRUE(server->is_needed());
+  EXPECT_TRUE(server->gather_needed(steady_clock::now() + patience));
+  EXPECT_EQ(low.demanded(), demands{7});
+  EXPECT_EQ(usual.demanded(), demands{2});
+  EXPECT_EQ(equal.demanded(), demands{});
+  EXPECT_FALSE(server->is_needed());
+  for (auto* const other : {&low, &usual}) {
+    other->client().ask(5, lifetime::lasting, steady_clock::now() + patience);
+    EXPECT_TRUE(other->client().collect().empty()) << "it is kept for who needs it";
+  }
+  high.client().ask(11, lifetime::lasting, steady_clock::now() + patience);
+  EXPECT_EQ(high.client().collect().size(), 11U);
+  memhandover::withdraw_need(high.client().mailbox());
+}
+
+TEST(tenant_client_test, nobody_gives_for_a_job_what_would_not_do_or_would_have_to_be_parked) {
+  using memhandover::priority;
+  fault_world world{"host"};
+  world.start_broker();
+  giving_tenant high{world, client_kind::training, 10, std::nullopt, wish_for(priority::high)};
+  giving_tenant low{world, client_kind::training, 14, std::nullopt, wish_for(priority::low, 25)};
+  auto const server = memhandover::serving_pool::join(
+      {.runtime_dir = world.folder(), .demands_from_engines = true});
+  needs(high, 9);  // more than is above the minimum
+  EXPECT_FALSE(server->is_needed());
+  EXPECT_FALSE(server->gather_needed(steady_clock::now() + patience));
+  low.client().mailbox().parkable_chunks.store(10);
+  low.client().mailbox().kept_chunks.store(10);
+  needs(high, 5);
+  EXPECT_FALSE(server->gather_needed(steady_clock::now() + patience));
+  EXPECT_EQ(low.demanded(), demands{});
+  needs(high, 4);
+  EXPECT_TRUE(server->gather_needed(steady_clock::now() + patience));
+  EXPECT_EQ(low.demanded(), demands{4});
+  EXPECT_EQ(low.might_park(), std::vector<bool>{false});
 }
 
 TEST(tenant_client_test, minimums_that_are_more_than_the_pool_are_refused_as_a_job_joins) {
@@ -490,7 +549,7 @@ TEST(tenant_client_test, the_control_thread_can_be_told_to_stay_awake_while_a_se
                                        [](demand const& /*what*/) { return demand_answer{}; });
   auto const computes_for = [](std::chrono::nanoseconds so_long) {
     auto const before = control_thread_ran();
-    auto const deadline = steady_clock::now() + 60s;
+    auto const deadline = steady_clock::now() + patience;
     while (control_thread_ran() - before < static_cast<std::uint64_t>(so_long.count())) {
       if (steady_clock::now() > deadline) {
         return false;
@@ -500,7 +559,7 @@ TEST(tenant_client_test, the_control_thread_can_be_told_to_stay_awake_while_a_se
     return true;
   };
   auto const falls_asleep = [] {
-    auto const deadline = steady_clock::now() + 60s;
+    auto const deadline = steady_clock::now() + patience;
     for (auto before = control_thread_ran(); steady_clock::now() < deadline;) {
       std::this_thread::sleep_for(100ms);  // is what is measured: nothing is computed in it
       if (auto const now = control_thread_ran(); now - std::exchange(before, now) < 1'000'000) {

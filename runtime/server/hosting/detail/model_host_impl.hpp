@@ -296,6 +296,7 @@ class model_host::impl {
   [[nodiscard]] clock::time_point ends_waiting(detail::job const& job) const;
   void give_way(clock::time_point now);
   void gather_owed(lock_type& lock, clock::time_point now);
+  void gather_needed(lock_type& lock, clock::time_point now);
   void choose_who_gives_way(std::uint64_t missing_bytes);
   [[nodiscard]] static std::vector<slot*> cheapest_of(std::vector<slot*> const& candidates,
                                                       std::uint64_t missing);
@@ -371,12 +372,14 @@ class model_host::impl {
   std::optional<memhandover::owed_memory> owed_;  ///< to jobs, as of the last look
   bool some_give_way_ = false;                    ///< models, for that
   clock::time_point next_gathering_{};            ///< of what is owed, from tenants
+  bool is_needed_ = false;                        ///< something by a job, as of the last look
+  clock::time_point next_needed_{};               ///< of that, from jobs of lower priority
   std::chrono::microseconds run_ahead_{0};        ///< as published; 0: not yet
   bool busy_ = false;                             ///< the executor loads or computes for a request
   bool loading_ = false;                          ///< of these, it loads
-  /// A load under way that nobody waited for when it began.
+  /// What the executor is at that nobody waited for when it began: a load, or gathering what a job needs.
   struct spare_load {
-    slot const* model = nullptr;
+    slot const* model = nullptr;  ///< of a load
     std::stop_source ends{};
   };
   std::optional<spare_load> prewarming_;
