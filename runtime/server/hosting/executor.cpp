@@ -215,12 +215,13 @@ void model_host::impl::gather_owed(lock_type& lock, clock::time_point now) {
   lock.lock();
 }
 
-/// What a job of higher priority cannot go on without, once a tick at most, and less often where it does not come: each time costs
-/// others a micro-batch.
+/// What a job of higher priority cannot go on without: while there are no requests, once a tick at most, and less often where it does
+/// not come, since each time costs others a micro-batch.
 void model_host::impl::gather_needed(lock_type& lock, clock::time_point now) {
-  if (!std::exchange(is_needed_, false) || next_needed_ > now) {
+  if (!is_needed_ || next_needed_ > now || has_for_executor()) {
     return;
   }
+  is_needed_ = false;
   next_needed_ = now + longest_gathering;
   auto const called_off = prewarming_.emplace(spare_load{}).ends.get_token();
   lock.unlock();

@@ -206,10 +206,33 @@ class heap_pool final : public memhandover::serving_pool,
   }
 
   void gather_owed(std::chrono::steady_clock::time_point /*deadline*/) override {}
-  [[nodiscard]] bool is_needed() const override { return false; }
+  /// From then on a job needs memory, which those that have it give when the call of that number comes; calls before it last
+  /// until they are called off.
+  void set_needed(int comes_with) {
+    std::lock_guard const lock{mutex_};
+    need_comes_with_ = comes_with;
+  }
+  [[nodiscard]] bool is_needed() const override {
+    std::lock_guard const lock{mutex_};
+    return gatherings_ < need_comes_with_;
+  }
   bool gather_needed(std::chrono::steady_clock::time_point /*deadline*/,
-                     std::stop_token /*called_off*/) override {
-    return false;
+                     std::stop_token called_off) override {
+    std::stop_callback const wakes{called_off, [this] {
+                                     { std::lock_guard const held{mutex_}; }
+                                     changed_.notify_all();
+                                   }};
+    std::unique_lock lock{mutex_};
+    bool const comes = ++gatherings_ >= need_comes_with_;
+    changed_.notify_all();
+    if (!comes && changed_.wait_for(lock, patience, [&] { return called_off.stop_requested(); })) {
+      throw error{error_kind::cancelled, "called off"};
+    }
+    return comes;
+  }
+  [[nodiscard]] bool wait_for_gatherings(int count) {
+    std::unique_lock lock{mutex_};
+    return changed_.wait_for(lock, patience, [&] { return gatherings_ >= count; });
   }
   void set_reserve(std::uint64_t bytes) override {
     std::lock_guard const lock{mutex_};
@@ -486,6 +509,8 @@ class heap_pool final : public memhandover::serving_pool,
   std::uint32_t parkable_ = 0;
   bool ignores_spare_ = false;
   int spare_ = 0;
+  int need_comes_with_ = 0;
+  int gatherings_ = 0;                            // of what a job needs
   std::optional<memhandover::owed_memory> owed_;  // `missing_bytes`: all that it needs
   std::optional<error_kind> failure_;
   bool short_ = false;  // the last acquisition failed for want of memory: nothing is free

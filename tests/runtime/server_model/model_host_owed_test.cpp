@@ -145,5 +145,26 @@ TEST_F(owed_memory_of_a_host, is_forgotten_when_nobody_is_owed_any_more) {
   }
 }
 
+TEST_F(owed_memory_of_a_host, is_gathered_for_a_job_that_needs_it_while_there_are_no_requests) {
+  add(5);
+  start(4);
+  pool_->set_needed(1);
+  EXPECT_TRUE(pool_->wait_for_gatherings(1));
+  EXPECT_FALSE(pool_->is_needed());
+  EXPECT_EQ(sum_of(ask(0, 1)), 11);
+}
+
+TEST_F(owed_memory_of_a_host, is_not_gathered_any_longer_once_a_request_comes_and_is_afterwards) {
+  add(5);
+  start(4);
+  pool_->set_needed(3);
+  for (int gathering = 1; gathering < 3; ++gathering) {
+    EXPECT_TRUE(pool_->wait_for_gatherings(gathering));
+    EXPECT_EQ(sum_of(ask(0, gathering)), 10 + gathering) << "it waits for nobody";
+  }
+  EXPECT_TRUE(pool_->wait_for_gatherings(3));
+  EXPECT_FALSE(pool_->is_needed());
+}
+
 }  // namespace
 }  // namespace sluice::server::testing
